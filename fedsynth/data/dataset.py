@@ -1,0 +1,55 @@
+"""A labelled data set in memory, and the parts of it that one client holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples `x` (n, *shape) and labels `y` (n,).
+
+    Pixels stay as they are stored (uint8 or float32) and become float32 in [0, 1] only when `tensors`
+    is called, so that a large pool costs one byte a pixel in memory.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def subset(self, rows: np.ndarray) -> Dataset:
+        """The examples at `rows`, copied."""
+        return Dataset(self.x[rows], self.y[rows])
+
+    def counts(self, classes: int) -> np.ndarray:
+        """How many examples each class has."""
+        return np.bincount(self.y, minlength=classes)
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Float32 examples (uint8 is divided by 255) and int64 labels."""
+        x = torch.from_numpy(np.ascontiguousarray(self.x))
+        x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
+        return x, torch.from_numpy(np.ascontiguousarray(self.y)).to(torch.int64)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one client holds: disjoint train, validation and test parts."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What every client of a federation agrees on: the shape of one example and the classes."""
+
+    shape: tuple[int, ...]
+    classes: int
+    class_names: tuple[str, ...] = ()
