@@ -1,0 +1,9 @@
+"""One file per method. Importing this package registers them all; a new file needs no edit elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,190 @@
+"""Experiment files: TOML sections with a default for every key, `key=value` overrides, errors that name the key."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedsynth.data.config import DataConfig, explain
+from fedsynth.data.partition import parse_partition
+from fedsynth.engines.faults import FaultConfig
+from fedsynth.errors import ConfigError, nearest
+from fedsynth.federation.methods import find_method
+from fedsynth.learning.models import ModelSpec
+from fedsynth.methods.settings import MethodConfig, TrainConfig
+
+
+class EngineConfig(BaseModel):
+    """The `[engine]` section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["local", "wire"] = Field("local", description="local: this machine; wire: bytes only, for tests")
+    workers: int | None = Field(None, ge=1, description="worker processes (one per core); 1 stays in this process")
+    device: str = Field("cpu", description='"cpu", "cuda", "cuda:1" … or "auto": cuda where there is one')
+
+
+class EvaluationConfig(BaseModel):
+    """The `[evaluation]` section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every: int = Field(1, ge=0, description="validate every so many rounds; 0: only at the end")
+    clients: int = Field(100, ge=1, description="clients that validate during training; all are judged at the end")
+    test_curve: bool = Field(False, description="also judge the global test set while training, as papers print it")
+
+
+class Experiment(BaseModel):
+    """A whole experiment. `method` holds the settings of the named method, checked by its own class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = Field(0, ge=0, description="all randomness comes from here")
+    data_seed: int | None = Field(None, ge=0, description="seed of the split, where it should not follow `seed`")
+    name: str | None = Field(None, description="name of the run folder")
+    runs: Path = Field(Path("runs"), description="folder of the run folders")
+    plugins: tuple[Path, ...] = Field((), description="Python files with methods, models or tasks of your own")
+    data: DataConfig = Field(default_factory=DataConfig)
+    partition: dict[str, Any] = Field(default_factory=dict)
+    model: ModelSpec | None = None
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    faults: FaultConfig = Field(default_factory=FaultConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method."""
+        return str(self.method["name"])
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """The model: the experiment's, or the one of the method's paper."""
+        return self.model or ModelSpec(name=find_method(self.method_name).model)
+
+    def method_config(self) -> MethodConfig:
+        """The method's settings, with the training and the model put in."""
+        kind = find_method(self.method_name).config
+        settings = {key: value for key, value in self.method.items() if key != "name"}
+        allowed = kind.own_settings()
+        for key in settings:
+            if key not in allowed:
+                raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
+        try:
+            made: MethodConfig = kind(train=self.train, model=self.model_spec, **settings)
+        except ValidationError as error:
+            raise explain(error, f'method "{self.method_name}"', kind) from None
+        return made
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything that decides the result, with defaults filled in; what a run folder keeps."""
+        table = self.model_dump(mode="json")
+        table["model"] = self.model_spec.model_dump(mode="json")
+        table["method"] = {"name": self.method_name, **self.method_config().model_dump(mode="json")}
+        return table
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "data": DataConfig,
+    "model": ModelSpec,
+    "train": TrainConfig,
+    "engine": EngineConfig,
+    "faults": FaultConfig,
+    "evaluation": EvaluationConfig,
+}
+
+
+def read_experiment(file: Path) -> dict[str, Any]:
+    """The tables of an experiment file, not yet checked."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        tables: dict[str, Any] = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+        return tables
+    except FileNotFoundError:
+        raise ConfigError(f'There is no file "{file}".') from None
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read as an experiment: {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Apply `key=value` words such as `train.rounds=5` or `method.name=fedprox` to an experiment's tables."""
+    result = json.loads(json.dumps(tables, default=str))
+    for word in assignments:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f'"{word}" is not of the form key=value, such as train.rounds=5.')
+        *path, last = key.strip().split(".")
+        table = result
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f'"{key}" cannot be set: "{part}" is a value, not a section.')
+        table[last] = _value(text.strip())
+    return dict(result)
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself when it is not one (so that method.name=fedprox needs no quotes)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def make_experiment(tables: Mapping[str, Any]) -> Experiment:
+    """Check an experiment's tables; the first mistake is an error of one sentence that names the key and the fix."""
+    for key, value in tables.items():
+        if key not in Experiment.model_fields:
+            raise ConfigError(f'The experiment has no key "{key}".{nearest(key, Experiment.model_fields)}')
+        if key in (*SECTIONS, "partition", "method") and not isinstance(value, Mapping):
+            raise ConfigError(f'"{key}" must be a section, such as [{key}] with name = "…".')
+    for section, kind in SECTIONS.items():
+        if tables.get(section) is None:
+            continue
+        try:
+            kind.model_validate(dict(tables[section]))
+        except ValidationError as error:
+            raise explain(error, section, kind) from None
+    for plugin in tables.get("plugins", ()):
+        load_plugin(Path(plugin))
+    method = {"name": "fedavg", **tables.get("method", {})}
+    try:
+        experiment = Experiment(**{**tables, "method": method})
+    except ValidationError as error:
+        raise explain(error, "the experiment", Experiment) from None
+    if experiment.partition:
+        parse_partition(experiment.partition)
+    experiment.method_config()
+    return experiment
+
+
+def load_plugin(file: Path) -> None:
+    """Import a user's file, whose decorators register what it defines. Only files that the user named are run."""
+    name = f"fedsynth_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f'plugins: there is no Python file "{file}".')
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(file):
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"plugins: {file} cannot be imported: {type(error).__name__}: {error}.") from error
+
+
+def load_experiment(file: Path | None, assignments: Iterable[str] = ()) -> Experiment:
+    """An experiment from a file (or from defaults alone) and overrides."""
+    return make_experiment(override(read_experiment(file) if file else {}, assignments))

@@ -1,0 +1,203 @@
+"""A federation's data in memory: one pool of examples, and who holds which rows of it.
+
+The rows of all clients lie in one array, so that 100,000 clients cost megabytes; a client's examples are
+copied out of the pool only when they are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsynth.data import manifest as numbers
+from fedsynth.data.config import DataConfig
+from fedsynth.data.dataset import ClientData, Dataset, Schema
+from fedsynth.data.dealing import apportion
+from fedsynth.data.mixture import Mixture, mix
+from fedsynth.data.partition import PartitionConfig, divide, parse_partition
+from fedsynth.data.sources import load_sources
+from fedsynth.data.splits import assert_disjoint, split_clients
+from fedsynth.errors import DataError, nearest
+from fedsynth.seeding import generator
+
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Clients with disjoint train, validation and test parts, and a global test set nobody trains on."""
+
+    pool: Dataset
+    clients: list[str]
+    rows: np.ndarray  # client after client; within a client train, validation, test
+    bounds: np.ndarray  # (clients, 4): where each client's parts begin and end in `rows`
+    test: Dataset
+    test_sources: np.ndarray | None
+    schema: Schema
+    source_names: tuple[str, ...]
+    client_sources: np.ndarray
+    held_out: np.ndarray
+    fingerprint: str
+    seed: int
+    partition: PartitionConfig
+    config: DataConfig = field(repr=False)
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {client: position for position, client in enumerate(self.clients)}
+
+    def position(self, client: str) -> int:
+        """Where a client stands in `clients`; an unknown id is an error."""
+        try:
+            return self._position[client]
+        except KeyError:
+            raise DataError(f'There is no client "{client}".{nearest(client, self.clients[:1000])}') from None
+
+    def client(self, client: str) -> ClientData:
+        """The parts of one client, copied from the pool."""
+        start, train, validation, end = self.bounds[self.position(client)]
+        return ClientData(
+            self.pool.subset(self.rows[start:train]),
+            self.pool.subset(self.rows[train:validation]),
+            self.pool.subset(self.rows[validation:end]),
+        )
+
+    def pooled(self, part: str = "train") -> Dataset:
+        """The same part of all clients together, for baselines that pool the data."""
+        return self.pool.subset(np.sort(self.rows[self._in_part(part)]))
+
+    def train_size(self, client: str) -> int:
+        """How many examples a client trains on, without touching them."""
+        bounds = self.bounds[self.position(client)]
+        return int(bounds[1] - bounds[0])
+
+    def source_of(self, client: str) -> str:
+        """The name of the source that a client's examples come from."""
+        return self.source_names[self.client_sources[self.position(client)]]
+
+    def counts(self, part: str = "train") -> np.ndarray:
+        """Examples per client and class in one part: "train", "validation" or "test"."""
+        owner = np.repeat(np.arange(len(self.clients)), self.bounds[:, 3] - self.bounds[:, 0])
+        chosen = self._in_part(part)
+        cells = owner[chosen] * self.schema.classes + self.pool.y[self.rows[chosen]]
+        table = np.bincount(cells, minlength=len(self.clients) * self.schema.classes)
+        return table.reshape(len(self.clients), self.schema.classes)
+
+    def _in_part(self, part: str) -> np.ndarray:
+        kinds = np.tile(np.arange(len(PARTS)), len(self.clients))
+        return np.repeat(kinds, np.diff(self.bounds, axis=1).ravel()) == PARTS.index(part)
+
+    def split_fingerprint(self) -> str:
+        """sha256 of the split: who has which example in which part."""
+        return numbers.split_fingerprint(self.clients, self.rows, self.bounds, self.held_out)
+
+    def manifest(self) -> dict[str, Any]:
+        """Everything needed to recognise this split and to see how skewed it really is."""
+        counts = {part: self.counts(part) for part in PARTS}
+        sources = np.bincount(self.client_sources, minlength=len(self.source_names)).tolist()
+        unused = len(self.pool) - len(self.rows) - len(self.held_out)
+        return {
+            "data": self.config.model_dump(mode="json"),
+            "partition": self.partition.model_dump(mode="json"),
+            "seed": self.seed,
+            "fingerprint": {"data": self.fingerprint, "split": self.split_fingerprint()},
+            "shape": list(self.schema.shape),
+            "classes": list(self.schema.class_names),
+            "clients": len(self.clients),
+            "clients_per_source": dict(zip(self.source_names, sources, strict=True)),
+            "examples": {
+                **{part: int(table.sum()) for part, table in counts.items()},
+                "global_test": len(self.test),
+                "unused": int(unused),
+            },
+            "train_sizes": numbers.size_summary(counts["train"].sum(axis=1)),
+            "skew": numbers.realised_skew(sum(counts.values(), start=np.zeros_like(counts["train"]))),
+            "counts": numbers.count_table(self.clients, counts),
+        }
+
+    def save_manifest(self, path: Path | str) -> None:
+        """Write the manifest as JSON."""
+        Path(path).write_text(json.dumps(self.manifest(), indent=1) + "\n", encoding="utf-8")
+
+
+def load_federated(
+    data: DataConfig, partition: dict[str, Any] | PartitionConfig | None = None, seed: int = 0
+) -> FederatedData:
+    """Read the data, fix the global test set, divide the rest over the clients, and split each client.
+
+    Without a partition name, data that knows its clients is divided naturally, other data by `dirichlet`.
+    """
+    mixture = mix(load_sources(data, seed), data, seed)
+    config = _partition_config(partition, mixture)
+    parts, owners = _divide_sources(mixture, data, config, seed)
+    ids = _client_ids(parts, mixture, config)
+    rows, bounds = split_clients(mixture.pool.y, parts, ids, data.validation, data.test, seed)
+    assert_disjoint(rows, len(mixture.pool), mixture.held_out)
+    return FederatedData(
+        pool=mixture.pool,
+        clients=ids,
+        rows=rows.astype(np.int32) if len(mixture.pool) < 2**31 else rows,
+        bounds=bounds,
+        test=mixture.test,
+        test_sources=mixture.test_sources,
+        schema=mixture.schema,
+        source_names=mixture.names,
+        client_sources=owners,
+        held_out=mixture.held_out,
+        fingerprint=mixture.fingerprint,
+        seed=seed,
+        partition=config,
+        config=data,
+    )
+
+
+def _partition_config(
+    partition: dict[str, Any] | PartitionConfig | None, mixture: Mixture
+) -> PartitionConfig:
+    if isinstance(partition, PartitionConfig):
+        return partition
+    table = dict(partition or {})
+    if "name" not in table and mixture.groups is not None:
+        table["name"] = "natural"
+    return parse_partition(table)
+
+
+def _divide_sources(
+    mixture: Mixture, data: DataConfig, config: PartitionConfig, seed: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Rows of each client, and the source that each client belongs to."""
+    free = mixture.free_rows()
+    if config.name == "natural" or len(mixture.names) == 1:
+        groups = mixture.groups[free] if mixture.groups is not None else None
+        parts = divide(mixture.pool.y[free], config, generator(seed, "partition", config.name), groups)
+        parts = [free[part] for part in parts]
+        return parts, np.array([mixture.sources[part[0]] for part in parts], dtype=np.int64)
+    shares = np.array(data.shares or [1] * len(mixture.names), dtype=float)
+    if config.num_clients < len(shares):
+        raise DataError(
+            f"{len(shares)} sources need at least {len(shares)} clients and partition.num_clients is "
+            f"{config.num_clients}; raise it."
+        )
+    per_source = apportion(config.num_clients, shares, least=0)
+    if per_source.min() == 0:
+        per_source = apportion(config.num_clients, shares, least=1)
+    parts = []
+    for position, clients in enumerate(per_source):
+        rows = free[mixture.sources[free] == position]
+        own = config.model_copy(update={"num_clients": int(clients)})
+        rng = generator(seed, "partition", config.name, position)
+        parts += [rows[part] for part in divide(mixture.pool.y[rows], own, rng)]
+    return parts, np.repeat(np.arange(len(per_source)), per_source)
+
+
+def _client_ids(parts: list[np.ndarray], mixture: Mixture, config: PartitionConfig) -> list[str]:
+    """Natural ids, or numbers padded with zeros so that they sort."""
+    if config.name == "natural" and mixture.groups is not None:
+        return [str(mixture.groups[part[0]]) for part in parts]
+    width = len(str(len(parts) - 1))
+    return [str(number).zfill(width) for number in range(len(parts))]

@@ -1,0 +1,120 @@
+"""The three views of a result: the global model on the pooled test set, the global model at each client, and each
+client's own model. Validation parts serve selection; test parts are read by the final evaluation alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedsynth.data.dataset import Dataset, Schema
+from fedsynth.evaluation.fairness import over_clients, per_class
+from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, task
+from fedsynth.federation.personal import personal_model
+from fedsynth.learning.models import ModelSpec, instantiate
+from fedsynth.learning.training import Tally, evaluate
+from fedsynth.learning.weights import Weights
+
+Part = Literal["validation", "test"]
+
+
+class Scores(Reply):
+    """How a client's models do on its own data."""
+
+    scores: dict[str, dict[str, Any]] = leaves("right answers and examples per class, and the loss, on its own data")
+
+
+@task
+def score(
+    client: Client,
+    model: Weights,
+    spec: ModelSpec,
+    parts: list[Part],
+    personal: str = "",
+    settings: dict[str, Any] | None = None,
+    judge_global: bool = True,
+) -> Scores:
+    """Count right answers of the global model, and of the client's own if the method has such."""
+    models: dict[str, Weights] = {"global": model} if judge_global else {}
+    if personal:
+        models["personal"] = personal_model(personal, client, model, spec, settings or {})
+    scores = {}
+    for view, weights in models.items():
+        net = instantiate(spec, client.schema.shape, client.schema.classes, weights).to(client.device)
+        for part in parts:
+            x, y = getattr(client.data, part).tensors()
+            tally = evaluate(net, x, y, client.schema.classes)
+            scores[f"{view}/{part}"] = {"correct": tally.correct, "total": tally.total, "loss": tally.loss}
+    return client.release(Scores(scores=scores))
+
+
+def client_tallies(
+    fed: Federation, outcome: Outcome, spec: ModelSpec, parts: Sequence[Part], to: Sequence[str] | None = None
+) -> dict[str, dict[str, Tally]]:
+    """For each view and part ("personal/test"), the tally of every client that answered."""
+    replies = fed.broadcast(
+        score,
+        to=to,
+        model=outcome.model or {},
+        spec=spec,
+        parts=list(parts),
+        personal=outcome.personal,
+        settings=outcome.personal_settings,
+        judge_global=outcome.model is not None and not outcome.no_global,
+    )
+    result: dict[str, dict[str, Tally]] = {}
+    for client, reply in replies.items():
+        for key, row in reply.scores.items():
+            result.setdefault(key, {})[client] = Tally(row["correct"], row["total"], row["loss"])
+    return result
+
+
+def judge_pooled(weights: Weights, spec: ModelSpec, schema: Schema, test: Dataset, device: str) -> Tally:
+    """The global model on the global test set, at the server."""
+    net = instantiate(spec, schema.shape, schema.classes, weights).to(device)
+    tally = Tally(np.zeros(schema.classes, int), np.zeros(schema.classes, int), 0.0)
+    for start in range(0, len(test), 5000):  # bounded memory, whatever the size of the test set
+        part = Dataset(test.x[start : start + 5000], test.y[start : start + 5000])
+        tally = tally + evaluate(net, *part.tensors(), schema.classes)
+    return tally
+
+
+def final_evaluation(
+    fed: Federation, outcome: Outcome, spec: ModelSpec, test: Dataset, test_sources: dict[str, np.ndarray], device: str
+) -> dict[str, Any]:
+    """Everything a result shows: the global test, both client views, and every client's numbers."""
+    tallies = client_tallies(fed, outcome, spec, ["validation", "test"])
+    judged = "personal" if outcome.personal else "global"
+    result: dict[str, Any] = {
+        "test": _global_view(fed, outcome, spec, test, test_sources, device),
+        "clients": {"view": judged, **over_clients(tallies.get(f"{judged}/test", {}))},
+        "validation": {"view": judged, **over_clients(tallies.get(f"{judged}/validation", {}))},
+        "views": {key: over_clients(by_client) for key, by_client in tallies.items()},
+        "per_client": {
+            key: {
+                client: {"accuracy": tally.accuracy, "examples": int(tally.total.sum())}
+                for client, tally in by_client.items()
+                if tally.total.sum() > 0
+            }
+            for key, by_client in tallies.items()
+        },
+    }
+    return result
+
+
+def _global_view(
+    fed: Federation, outcome: Outcome, spec: ModelSpec, test: Dataset, sources: dict[str, np.ndarray], device: str
+) -> dict[str, Any]:
+    if outcome.model is None or outcome.no_global:
+        return {"accuracy": None, "class_variance": None, "reason": outcome.no_global}
+    with torch.no_grad():
+        view = per_class(judge_pooled(outcome.model, spec, fed.schema, test, device))
+        if len(sources) > 1:
+            view["sources"] = {
+                name: per_class(judge_pooled(outcome.model, spec, fed.schema, test.subset(rows), device))
+                for name, rows in sources.items()
+            }
+    return view

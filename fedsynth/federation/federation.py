@@ -1,0 +1,296 @@
+"""What a server program sees of its federation: clients to ask, rounds to count, randomness to draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedsynth.data.dataset import Schema
+from fedsynth.errors import FedsynthError
+from fedsynth.federation.journal import Journal
+from fedsynth.federation.participation import Participation
+from fedsynth.federation.payload import PayloadError, decode, encode
+from fedsynth.federation.port import Answers, Blob, Engine, Failure
+from fedsynth.federation.replies import Relayed, Replies
+from fedsynth.federation.tasks import Reply, Task, TaskError
+from fedsynth.seeding import generator
+
+POOLED = "*"  # the pretended client that holds everybody's data; only simulations have it
+
+
+class QuorumError(FedsynthError):
+    """Too few clients answered; the run stops and can be resumed."""
+
+
+class State:
+    """What a server program carries from round to round: named values that go into the checkpoints."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f'The state has no "{name}".')
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+
+
+class Watcher(Protocol):
+    """Looks on as rounds finish: validates, records, shows progress. Returns True to stop early."""
+
+    def phase_started(self, name: str, rounds: int, done: int) -> None: ...
+
+    def round_done(self, fed: Federation, name: str, state: State) -> bool: ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the watcher must get back on resume."""
+        ...
+
+    def restore(self, values: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How long to wait and how many must answer."""
+
+    quorum: float = 1.0  # share of the asked clients that must answer
+    deadline: float | None = None  # seconds for one ask
+
+
+class Federation:
+    """The clients, as a server program may use them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clients: Sequence[str],
+        schema: Schema,
+        seed: int = 0,
+        policy: Policy | None = None,
+        journal: Journal | None = None,
+        watcher: Watcher | None = None,
+        pooled: bool = False,
+        version_readable: Callable[[str, str], bool] = lambda client, version: True,
+    ) -> None:
+        self.engine, self.clients, self.schema, self.seed = engine, tuple(clients), schema, seed
+        self.policy, self.journal, self.watcher = policy or Policy(), journal or Journal(None), watcher
+        self.round = 0
+        self.participation = Participation()
+        self._pooled, self._step, self._asks = pooled, 0, 0
+        self._known = frozenset((*self.clients, POOLED))
+        self._versions: dict[str, str] = {}
+        self._finished: list[str] = []
+        self._current: dict[str, Any] | None = None
+        self._seconds, self._clock = 0.0, time.perf_counter()
+        self._resume(version_readable)
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def broadcast(self, task: Task, to: Iterable[str] | None = None, **fields: Any) -> Replies:
+        """The same request to many clients (all, unless `to` says which)."""
+        clients = list(self.clients if to is None else to)
+        body = self._request(task, clients, fields)
+        return self._ask(task, dict.fromkeys(clients, body))
+
+    def scatter(self, task: Task, requests: Mapping[str, Mapping[str, Any]]) -> Replies:
+        """A different request to each client."""
+        return self._ask(task, {client: self._request(task, [client], fields) for client, fields in requests.items()})
+
+    def relay(self, task: Task, fields: Mapping[str, Any], routes: Sequence[Sequence[str]]) -> list[Relayed]:
+        """Hand a payload from client to client along each route, the routes side by side.
+
+        Each reply's fields replace the fields of the same name for the next hop. A failed hop is skipped and the
+        payload survives as the last holder left it.
+        """
+        names = set(task.request_type.model_fields)
+        carried = [Relayed(fields=dict(fields)) for _ in routes]
+        for hop in range(max(map(len, routes), default=0)):
+            now = {route[hop]: carried[index] for index, route in enumerate(routes) if hop < len(route)}
+            replies = self.scatter(task, {c: {k: v for k, v in p.fields.items() if k in names} for c, p in now.items()})
+            for client, payload in now.items():
+                if client in replies.failures:
+                    payload.failures[client] = replies.failures[client]
+                    continue
+                payload.fields |= replies[client].fields()
+                payload.visited.append(client)
+        return carried
+
+    def _request(self, task: Task, clients: Sequence[str], fields: Mapping[str, Any]) -> bytes:
+        return encode(
+            {
+                "task": task.name,
+                "id": f"{self._asks}",
+                "step": self._step + 1,
+                "seed": self.seed,
+                "round": self.round,
+                "states": {c: self._versions[c] for c in clients if c in self._versions},
+                "fields": fields,
+            }
+        )
+
+    def _ask(self, task: Task, requests: dict[str, bytes]) -> Replies:
+        strangers = set(requests) - self._known
+        if strangers:
+            raise FedsynthError(f"These clients are not part of the federation: {sorted(strangers)}.")
+        self._asks += 1
+        for client, body in requests.items():
+            self.participation.request(client, task.name, len(body))
+        answers = self.engine.ask(task.name, requests, self.policy.deadline)
+        self.participation.retries.extend(answers.notes)
+        return self._accept(task, requests, answers)
+
+    def _accept(self, task: Task, asked: Iterable[str], answers: Answers) -> Replies:
+        """Check every answer once; what passes is read again, one at a time, when the program wants it."""
+        accepted: dict[str, Blob] = {}
+        failures = dict(answers.failures)
+        order = list(asked)
+        for client in order:
+            if client in failures:
+                continue
+            blob = answers.replies.get(client)
+            if blob is None:
+                failures[client] = Failure(client, "lost", "the engine gave neither a reply nor a reason")
+                continue
+            try:
+                answer = decode(blob.read())
+                if not answer["ok"]:
+                    failures[client] = Failure(
+                        client, "task error", f"{answer['error']}: {answer['message']}", answer["traceback"]
+                    )
+                    continue
+                task.read_reply(answer["fields"])
+            except (PayloadError, TaskError, KeyError) as error:
+                failures[client] = Failure(client, "task error", f"an unusable reply: {error}")
+                continue
+            accepted[client] = blob
+            if answer["state"]:
+                self._versions[client] = answer["state"]
+            self.participation.answer(client, task.name, blob.size, answer["seconds"], answer["epochs"])
+            self.participation.release(task.name, task.leaves(), answer["guarantees"])
+        for failure in failures.values():
+            self.participation.failure(failure, task.name, self.round)
+        self._check_quorum(task, order, failures)
+        return Replies(task, accepted, failures)
+
+    def _check_quorum(self, task: Task, asked: list[str], failures: dict[str, Failure]) -> None:
+        answered = len(asked) - len(failures)
+        if not asked or answered >= self.policy.quorum * len(asked):
+            return
+        first = next(iter(failures.values()))
+        trace = f"\n{first.traceback.rstrip()}" if first.traceback else ""
+        raise QuorumError(
+            f'Round {self.round}, task "{task.name}": {answered} of {len(asked)} clients answered, '
+            f"{self.policy.quorum:.0%} must. First failure: {first}.{trace}"
+        )
+
+    # -- choosing and drawing -----------------------------------------------------------------------------------
+
+    def sample(self, fraction: float = 1.0, among: Sequence[str] | None = None) -> list[str]:
+        """A share of the clients, at least one, drawn for this round and in the order of the federation."""
+        clients = self.clients if among is None else tuple(among)
+        count = max(1, round(fraction * len(clients)))
+        if count >= len(clients):
+            return list(clients)
+        rows = self.rng("sample").choice(len(clients), count, replace=False)
+        return [clients[row] for row in sorted(rows)]
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Random numbers for one purpose of the server in this round."""
+        return generator(self.seed, purpose, "server", self.round)
+
+    def pooled(self) -> str:
+        """The pretended client that holds everybody's data, for upper bounds. Only a simulation has it."""
+        if not self._pooled:
+            raise FedsynthError("Pooled data exists in simulations only: this federation's data is apart.")
+        return POOLED
+
+    @property
+    def seconds(self) -> float:
+        """Seconds this run has taken so far, those before a resume included."""
+        return self._seconds + time.perf_counter() - self._clock
+
+    # -- the journal --------------------------------------------------------------------------------------------
+
+    def rounds(self, name: str, count: int, state: State) -> Iterator[int]:
+        """Count rounds, from 1; after each the state is validated, recorded and kept. A resumed run goes on
+        after its last kept round, with `state` as it was then."""
+        if name in self._finished:
+            state.__dict__.update(self.journal.phase(name)["state"])
+            return
+        done = self._take_up(name, state)
+        if self.watcher:
+            self.watcher.phase_started(name, count, done)
+        stop = False
+        for index in range(done + 1, count + 1):
+            self.round += 1
+            yield index
+            if self.watcher:
+                stop = self.watcher.round_done(self, name, state)
+            last = stop or index == count
+            if last:
+                self._finish(name, {"state": vars(state)})
+            self._keep(None if last else name, index, state)
+            if stop:
+                break
+        if count == 0:
+            self._finish(name, {"state": vars(state)})
+
+    def once(self, name: str, work: Callable[[], Any]) -> Any:
+        """Do a piece of work once in the life of a run and keep what it gave, clients' private states included."""
+        if name not in self._finished:
+            self._finish(name, {"result": work()})
+            self._keep(None, 0, None)
+        return self.journal.phase(name)["result"]
+
+    def _take_up(self, name: str, state: State) -> int:
+        kept, self._current = self._current, None
+        if kept is None or kept["phase"] != name:
+            return 0
+        state.__dict__.update(kept["state"])
+        return int(kept["index"])
+
+    def _finish(self, name: str, values: dict[str, Any]) -> None:
+        self.journal.keep_phase(name, values)
+        self._finished.append(name)
+
+    def _keep(self, phase: str | None, index: int, state: State | None) -> None:
+        self._step += 1
+        self._asks = 0
+        self.journal.write(
+            self._step,
+            {
+                "step": self._step,
+                "round": self.round,
+                "phase": phase,
+                "index": index,
+                "finished": self._finished,
+                "state": vars(state) if phase and state else {},
+                "versions": self._versions,
+                "participation": self.participation.as_dict(),
+                "seconds": self.seconds,
+                "clock": self.engine.clock,
+                "watcher": self.watcher.snapshot() if self.watcher else {},
+            },
+        )
+
+    def _resume(self, version_readable: Callable[[str, str], bool]) -> None:
+        def whole(kept: dict[str, Any]) -> bool:
+            return all(version_readable(client, version) for client, version in kept["versions"].items())
+
+        kept = self.journal.latest(whole)
+        if kept is None:
+            return
+        self._step, self.round, self._seconds = kept["step"], kept["round"], kept["seconds"]
+        self._finished, self._versions = list(kept["finished"]), dict(kept["versions"])
+        self.participation = Participation.from_dict(kept["participation"])
+        self._current = kept if kept["phase"] else None
+        self.engine.clock = kept["clock"]
+        if self.watcher:
+            self.watcher.restore(kept["watcher"])
+
+
+__all__ = ["POOLED", "Federation", "Policy", "QuorumError", "Reply", "State", "Watcher"]

@@ -1,0 +1,91 @@
+"""Where a request meets the data: bytes in, bytes out, the same on every engine."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from fedsynth.data.dataset import ClientData, Schema
+from fedsynth.federation.client import Client, PrivateState
+from fedsynth.federation.payload import decode, encode
+from fedsynth.federation.store import StateStore
+from fedsynth.federation.tasks import TaskError, find_task
+from fedsynth.learning.effort import measured_effort
+from fedsynth.seeding import derive
+
+
+class DataHolder(Protocol):
+    """Whatever can hand out the data of a client: a simulated federation, or one site's own files."""
+
+    schema: Schema
+
+    def client(self, id: str) -> ClientData:
+        """The data of one client."""
+        ...
+
+
+@dataclass
+class TaskHost:
+    """Runs tasks for the clients whose data it can reach."""
+
+    data: DataHolder
+    store: StateStore
+    device: str = "cpu"
+
+    def handle(self, client_id: str, blob: bytes) -> bytes:
+        """Carry out one request. Errors become a reply that says so; nothing is kept of a failed task."""
+        started = time.perf_counter()
+        try:
+            answer = self._run(client_id, decode(blob))
+        except Exception as error:
+            answer = {
+                "ok": False,
+                "error": type(error).__name__,
+                "message": str(error),
+                "traceback": traceback.format_exc(),
+            }
+        answer["seconds"] = time.perf_counter() - started
+        return encode(answer)
+
+    def _run(self, client_id: str, request: dict[str, Any]) -> dict[str, Any]:
+        task = find_task(request["task"])
+        seed, round_, step = request["seed"], request["round"], request["step"]
+        state = PrivateState(self.store, client_id, request["states"].get(client_id))
+        data = self.data.client(client_id)
+        client = Client(client_id, data, self.data.schema, state, seed, round_, self.device)
+        with reproducible(derive(seed, "torch", task.name, client_id, round_)), measured_effort() as effort:
+            reply = task.run(client, request["fields"])
+        if reply is None or reply is not client.released:
+            raise TaskError(f'The task "{task.name}" returned something that did not go through client.release.')
+        version = None
+        if state.changed:
+            version = f"{step:06d}-{request['id']}"
+            state.save(version, step)
+        return {
+            "ok": True,
+            "fields": reply.fields(),
+            "state": version,
+            "guarantees": client.guarantees,
+            "epochs": effort.examples / max(1, len(data.train)),
+        }
+
+
+@contextlib.contextmanager
+def reproducible(seed: int) -> Iterator[None]:
+    """One thread and a seeded torch generator, put back afterwards: results do not depend on the number of workers."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed % 2**63)
+        if threads != 1:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if threads != 1:
+                torch.set_num_threads(threads)

@@ -1,0 +1,62 @@
+"""The registry of methods: a server program, its settings and what a reader should know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsynth.errors import ConfigError, nearest
+from fedsynth.federation.federation import Federation
+from fedsynth.learning.weights import Weights
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a method ends with: a global model, personal models, or both.
+
+    `personal` names the rule by which a client forms its own model (`@personal`); empty when all use the global one.
+    A method whose global model is not whole (FedBN keeps norm layers at the clients) says why in `no_global`.
+    """
+
+    model: Weights | None
+    personal: str = ""
+    personal_settings: dict[str, Any] = field(default_factory=dict)
+    no_global: str = ""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method."""
+
+    name: str
+    program: Callable[[Federation, Any], Outcome]
+    config: type
+    model: str
+    summary: str
+
+
+_METHODS: dict[str, Method] = {}
+
+
+def method(name: str, config: type, model: str = "cnn") -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
+    """Register a server program. `model` is the one its paper used, taken when an experiment names none."""
+
+    def register(program: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        summary = (program.__doc__ or "").strip().split("\n")[0]
+        _METHODS[name] = Method(name, program, config, model, summary)
+        return program
+
+    return register
+
+
+def find_method(name: str) -> Method:
+    """The method of that name; an error that names the nearest one otherwise."""
+    if name not in _METHODS:
+        raise ConfigError(f'There is no method "{name}".{nearest(name, _METHODS)}')
+    return _METHODS[name]
+
+
+def all_methods() -> list[Method]:
+    """Every registered method, by name."""
+    return [_METHODS[name] for name in sorted(_METHODS)]

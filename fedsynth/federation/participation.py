@@ -1,0 +1,80 @@
+"""Who was asked, who answered, who did not and why, and what crossed the line between server and clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedsynth.federation.port import Failure
+
+KEPT_FAILURES = 1000  # a long faulty run must not grow its checkpoints without bound; the total is always exact
+
+
+@dataclass
+class Participation:
+    """Running totals, small enough to go into every checkpoint."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)
+    bytes_up: Counter[str] = field(default_factory=Counter)  # by task
+    bytes_down: Counter[str] = field(default_factory=Counter)
+    client_seconds: float = 0.0
+    client_epochs: float = 0.0
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    failed: int = 0
+    retries: list[str] = field(default_factory=list)
+    releases: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def request(self, client: str, task: str, size: int) -> None:
+        """Note a request that was sent."""
+        self.asked[client] += 1
+        self.bytes_down[task] += size
+
+    def answer(self, client: str, task: str, size: int, seconds: float, epochs: float) -> None:
+        """Note a reply that was accepted."""
+        self.answered[client] += 1
+        self.bytes_up[task] += size
+        self.client_seconds += seconds
+        self.client_epochs += epochs
+
+    def bytes(self) -> dict[str, Any]:
+        """Bytes up and down, in all and by task."""
+        return {
+            "up": self.bytes_up.total(),
+            "down": self.bytes_down.total(),
+            "by_task": {t: {"up": self.bytes_up[t], "down": self.bytes_down[t]} for t in sorted(self.bytes_down)},
+        }
+
+    def failure(self, failure: Failure, task: str, round: int) -> None:
+        """Note a client that did not answer."""
+        self.failed += 1
+        if len(self.failures) < KEPT_FAILURES:
+            row = asdict(failure) | {"task": task, "round": round}
+            row.pop("traceback")
+            self.failures.append(row)
+
+    def release(self, task: str, what: dict[str, str], guarantees: dict[str, Any]) -> None:
+        """Count what left a client in one reply: one row per task and field."""
+        for name, meaning in what.items():
+            row = self.releases.setdefault(
+                f"{task}.{name}", {"task": task, "field": name, "what": meaning, "guarantee": "none", "times": 0}
+            )
+            row["times"] += 1
+            if name in guarantees:
+                row["guarantee"] = guarantees[name]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready copy."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Participation:
+        """Rebuild from `as_dict`."""
+        counters = ("asked", "answered", "bytes_up", "bytes_down")
+        return cls(**{name: Counter(value) if name in counters else value for name, value in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Counter) else value

@@ -1,0 +1,92 @@
+"""Values that may pass between server and clients, as bytes without pickle.
+
+A payload is a tree of dicts and lists with tensors, numpy arrays and plain JSON values at its leaves. It is written
+as one safetensors file: the tensors under readable names, the tree as JSON in the file's metadata. Reading it
+executes no code, and the same bytes serve the wire, the checkpoints and the private state of clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from pydantic import BaseModel
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from fedsynth.errors import FedsynthError
+
+TREE = "fedsynth"
+MARK = "$"
+
+
+class PayloadError(FedsynthError):
+    """A value that cannot be sent, or bytes that are not a payload."""
+
+
+def encode(fields: Mapping[str, Any]) -> bytes:
+    """Serialise named fields. The result decodes to equal values, to the last bit."""
+    tensors: dict[str, torch.Tensor] = {}
+    tree = {name: _pack(value, name, tensors) for name, value in fields.items()}
+    return save_tensors(tensors, metadata={TREE: json.dumps(tree, separators=(",", ":"))})
+
+
+def decode(blob: bytes) -> dict[str, Any]:
+    """Read what `encode` wrote; a `PayloadError` for anything else."""
+    try:
+        tensors = load_tensors(blob)
+        length = int.from_bytes(blob[:8], "little")
+        tree = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"][TREE])
+        return {name: _unpack(value, tensors) for name, value in tree.items()}
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PayloadError(f"These bytes are not a payload of fedsynth ({type(error).__name__}: {error}).") from error
+
+
+def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, torch.Tensor):
+        return {MARK: "tensor", "name": _store(value, path, tensors)}
+    if isinstance(value, np.ndarray):
+        try:
+            tensor = torch.from_numpy(np.ascontiguousarray(value).copy())
+        except TypeError as error:
+            raise PayloadError(f'"{path}" is an array of {value.dtype}, which cannot be sent.') from error
+        return {MARK: "array", "name": _store(tensor, path, tensors)}
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str) or key == MARK:
+                raise PayloadError(f'"{path}" has the key {key!r}: keys must be strings other than "{MARK}".')
+        return {key: _pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_pack(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
+    raise PayloadError(f'"{path}" is a {type(value).__name__}, which cannot be sent: use tensors, numbers, text, lists.')
+
+
+def _store(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
+    name = path
+    while name in tensors:  # {"a/b": …} beside {"a": {"b": …}}
+        name += "'"
+    # A copy of our own: safetensors refuses tensors that share memory, and views would carry their whole storage.
+    tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return name
+
+
+def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        kind = value.get(MARK)
+        if kind is None:
+            return {key: _unpack(item, tensors) for key, item in value.items()}
+        tensor = tensors[value["name"]]
+        return tensor if kind == "tensor" else tensor.numpy()
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    return value

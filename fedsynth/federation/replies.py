@@ -1,0 +1,40 @@
+"""Answers as a server program reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsynth.federation.payload import decode
+from fedsynth.federation.port import Blob, Failure
+from fedsynth.federation.tasks import Task
+
+
+class Replies(Mapping[str, Any]):
+    """Replies by client, in the order in which the clients were asked; those who failed are in `failures`.
+
+    A reply is read from its bytes each time it is looked at, so a program that takes one after the other holds one
+    model in memory, however many clients answered.
+    """
+
+    def __init__(self, task: Task, blobs: dict[str, Blob], failures: dict[str, Failure]) -> None:
+        self._task, self._blobs, self.failures = task, blobs, failures
+
+    def __getitem__(self, client: str) -> Any:
+        return self._task.read_reply(decode(self._blobs[client].read())["fields"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._blobs)
+
+    def __len__(self) -> int:
+        return len(self._blobs)
+
+
+@dataclass
+class Relayed:
+    """A payload that went from client to client: where it has been and what it carries now."""
+
+    fields: dict[str, Any]
+    visited: list[str] = field(default_factory=list)
+    failures: dict[str, Failure] = field(default_factory=dict)

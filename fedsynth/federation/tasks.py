@@ -1,0 +1,111 @@
+"""Tasks: what a server program may ask of a client, and the shape of the answers.
+
+A task is a function whose first parameter is the client; its other parameters are the fields of the request and its
+return type the fields of the reply. Both are checked on arrival, so a site never runs a task on something else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from fedsynth.errors import FedsynthError, nearest
+
+_REGISTRY: dict[str, Task] = {}
+
+
+class TaskError(FedsynthError):
+    """A task that is not known, or fields that do not fit it."""
+
+
+class Reply(BaseModel):
+    """Base of what a task returns. Every field says, in its description, what leaves the client."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, frozen=True, extra="forbid")
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        for name, field in cls.model_fields.items():
+            if not field.description:
+                raise TaskError(f"{cls.__name__}.{name} must say what leaves the client: use leaves('…').")
+
+    def fields(self) -> dict[str, Any]:
+        """The fields by name, as they are (no copies)."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+
+class Done(Reply):
+    """The reply of a task that sends nothing back."""
+
+
+def leaves(what: str, **options: Any) -> Any:
+    """Declare a field of a reply: `what` tells, in plain words, what leaves the client in it."""
+    return Field(description=what, **options)
+
+
+class Task:
+    """A registered client task. Calling it runs the function directly, which is handy in tests."""
+
+    def __init__(self, function: Callable[..., Reply]) -> None:
+        self.function = function
+        self.name = function.__name__
+        hints = typing.get_type_hints(function)
+        self.reply_type: type[Reply] = hints.pop("return", Reply)
+        if not (isinstance(self.reply_type, type) and issubclass(self.reply_type, Reply)):
+            raise TaskError(f'The task "{self.name}" must be annotated to return a subclass of Reply.')
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        fields: dict[str, Any] = {
+            p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default) for p in parameters
+        }
+        config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+        self.request_type: type[BaseModel] = create_model(f"{self.name}_request", __config__=config, **fields)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Reply:
+        return self.function(*args, **kwargs)
+
+    def run(self, client: Any, fields: Mapping[str, Any]) -> Reply:
+        """Check the fields of a request and run the task on them."""
+        try:
+            request = self.request_type(**fields)
+        except ValidationError as error:
+            raise TaskError(f'The request for task "{self.name}" does not fit it: {_first(error)}.') from None
+        return self.function(client, **{name: getattr(request, name) for name in self.request_type.model_fields})
+
+    def read_reply(self, fields: Mapping[str, Any]) -> Reply:
+        """Check the fields of a reply."""
+        try:
+            return self.reply_type(**fields)
+        except ValidationError as error:
+            raise TaskError(f'The reply to task "{self.name}" does not fit it: {_first(error)}.') from None
+
+    def leaves(self) -> dict[str, str]:
+        """Field name to what leaves the client in it."""
+        return {name: field.description or "" for name, field in self.reply_type.model_fields.items()}
+
+
+def task(function: Callable[..., Reply]) -> Task:
+    """Register a function as a client task under its own name."""
+    made = Task(function)
+    known = _REGISTRY.get(made.name)
+    if known is not None and known.function.__module__ != function.__module__:
+        raise TaskError(f'Two tasks are called "{made.name}": in {known.function.__module__} and {function.__module__}.')
+    _REGISTRY[made.name] = made
+    return made
+
+
+def find_task(name: str) -> Task:
+    """The registered task of that name; a `TaskError` that names the nearest one otherwise."""
+    if name not in _REGISTRY:
+        raise TaskError(f'There is no task "{name}".{nearest(name, _REGISTRY)}')
+    return _REGISTRY[name]
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"])) or "fields"
+    return f'"{where}": {problem["msg"].lower()}'

@@ -1,0 +1,106 @@
+"""Ways to make one set of weights out of many. Plain functions: no federation here.
+
+Arithmetic is in float64 and rounded once, in the order given, so results do not depend on who answered first. Integer
+entries (BatchNorm's batch counter) are not averaged: the largest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedsynth.errors import UserError
+from fedsynth.learning.weights import Weights
+
+Weighted = tuple[Weights, float]
+
+
+def weighted_mean(many: Iterable[Weighted], total: float | None = None) -> Weights:
+    """Σ weight · w / Σ weight, holding two models in memory however many there are.
+
+    `total` divides by something other than the sum of the weights (q-FFL does).
+    """
+    sums: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    weight_sum = 0.0
+    for weights, weight in many:
+        weight_sum += weight
+        for name, entry in weights.items():
+            if not entry.is_floating_point():
+                sums[name] = torch.maximum(sums[name], entry) if name in sums else entry.clone()
+            elif name in sums:
+                sums[name].add_(entry.double(), alpha=weight)
+            else:
+                sums[name] = entry.double().mul_(weight)
+            kinds[name] = entry.dtype
+    divisor = weight_sum if total is None else total
+    if not sums or divisor == 0:
+        raise UserError("There is nothing to average: no client sent weights with a positive weight.")
+    return {name: (s / divisor).to(kinds[name]) if s.is_floating_point() else s for name, s in sums.items()}
+
+
+def trimmed_mean(many: Sequence[Weighted], trim: float) -> Weights:
+    """Coordinate by coordinate, leave out the `trim` share of lowest and of highest values, average the rest.
+
+    Kept values keep their clients' weights, so that nothing trimmed is the weighted mean.
+    """
+    cut = int(trim * len(many))
+    if 2 * cut >= len(many):
+        raise UserError(f"trim = {trim} leaves nothing of {len(many)} updates: choose less than 0.5.")
+    if cut == 0:
+        return weighted_mean(many)
+
+    def middle(stack: Tensor, shares: Tensor) -> Tensor:
+        rank = stack.argsort(0).argsort(0)
+        kept = ((rank >= cut) & (rank < len(stack) - cut)) * shares
+        return (stack * kept).sum(0) / kept.sum(0)
+
+    return _by_entry(many, middle)
+
+
+def median(many: Sequence[Weighted]) -> Weights:
+    """Coordinate by coordinate, the middle value (the mean of the two middle ones when they are even in number)."""
+    return _by_entry(many, lambda stack, shares: stack.quantile(0.5, 0) if len(stack) else stack)
+
+
+def krum_scores(many: Sequence[Weighted], byzantine: int) -> Tensor:
+    """For each update, the summed squared distance to its n − f − 2 nearest others (Blanchard et al. 2017)."""
+    flat = torch.stack([flatten(weights) for weights, _ in many])
+    # The Gram matrix would cancel badly for updates that are close: distances are taken directly.
+    distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+    near = max(1, len(many) - byzantine - 2)
+    return distances.sort(1).values[:, 1 : near + 1].sum(1)
+
+
+def krum(many: Sequence[Weighted], byzantine: int, keep: int = 1) -> Weights:
+    """The mean of the `keep` updates with the best Krum score (1: Krum, more: multi-Krum)."""
+    if len(many) < 2 * byzantine + 3:
+        need = 2 * byzantine + 3
+        raise UserError(f"Krum against {byzantine} Byzantine clients needs {need} updates or more, not {len(many)}.")
+    chosen = krum_scores(many, byzantine).argsort(stable=True)[:keep].sort().values
+    return weighted_mean(many[int(index)] for index in chosen)
+
+
+def flatten(weights: Weights) -> Tensor:
+    """All floating-point entries as one float64 vector."""
+    return torch.cat([entry.double().reshape(-1) for entry in weights.values() if entry.is_floating_point()])
+
+
+def squared_distance(one: Weights, other: Weights, names: Iterable[str]) -> float:
+    """‖one − other‖² over the named entries."""
+    return float(sum((one[n].double() - other[n].double()).square().sum() for n in names))
+
+
+def _by_entry(many: Sequence[Weighted], combine) -> Weights:  # type: ignore[no-untyped-def]
+    result: Weights = {}
+    shares = torch.tensor([weight for _, weight in many], dtype=torch.float64)
+    for name, first in many[0][0].items():
+        stack = torch.stack([weights[name] for weights, _ in many])
+        if first.is_floating_point():
+            shape = (len(many), *[1] * first.dim())
+            result[name] = combine(stack.double(), shares.reshape(shape)).to(first.dtype)
+        else:
+            result[name] = stack.amax(0)
+    return result

@@ -1,0 +1,80 @@
+"""The settings of one local training, its optimiser, and how the rate changes from round to round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+from torch import nn
+
+from fedsynth.errors import ConfigError, nearest
+
+
+class LocalTraining(BaseModel):
+    """How one model is trained on one data set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: NonNegativeInt = Field(1, description="Passes over the data; 0 leaves the model as it is.")
+    batch_size: PositiveInt = Field(32, description="Examples a step.")
+    lr: PositiveFloat = Field(0.05, description="Learning rate.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="The optimiser.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of SGD.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay.")
+    max_grad_norm: PositiveFloat | None = Field(
+        None, description="Longer gradients are shortened to this norm; none given means no limit."
+    )
+
+
+def make_optimizer(params: Iterable[nn.Parameter], training: LocalTraining) -> torch.optim.Optimizer:
+    """The optimiser of the settings, in its fused form (one kernel for all parameters) where possible."""
+    trained = [parameter for parameter in params if parameter.requires_grad]
+    settings: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay}
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+    }
+    if training.optimizer == "sgd":
+        settings["momentum"] = training.momentum
+    elif training.momentum:
+        raise ConfigError(
+            f'momentum = {training.momentum} has no meaning for "{training.optimizer}"; '
+            'remove it or choose optimizer = "sgd".'
+        )
+    kind = kinds[training.optimizer]
+    try:
+        return kind(trained, fused=True, **settings)  # type: ignore[call-arg]
+    except RuntimeError:  # this device or number type has no fused kernel
+        return kind(trained, foreach=True, **settings)  # type: ignore[call-arg]
+
+
+def learning_rate(
+    schedule: str, base: float, round: int, rounds: int, step: int = 10, gamma: float = 0.5
+) -> float:
+    """The rate of a round (counted from 1) under a schedule: constant, step, exponential or cosine.
+
+    `step` multiplies by gamma every `step` rounds (FedDPMS halves every 10); `exponential` reaches the same
+    factor smoothly; `cosine` falls from the base towards zero over all rounds.
+    """
+    done = round - 1
+    schedules: dict[str, Callable[[], float]] = {
+        "constant": lambda: base,
+        "step": lambda: base * gamma ** (done // step),
+        "exponential": lambda: base * gamma ** (done / step),
+        "cosine": lambda: base * (1 + math.cos(math.pi * done / rounds)) / 2,
+    }
+    if schedule not in schedules:
+        raise ConfigError(f'There is no learning rate schedule "{schedule}".{nearest(schedule, schedules)}')
+    return schedules[schedule]()

@@ -1,0 +1,26 @@
+"""FedBN (Li et al. 2021): normalisation layers stay at the clients, everything else is averaged.
+
+Each client ends with a model of its own: the shared weights with its own normalisation layers. A whole global model
+does not exist, and none is reported. Without normalisation layers this is FedAvg to the last bit.
+
+Deviations: GroupNorm and LayerNorm layers are kept at the clients too, not BatchNorm alone. Without a `[model]`
+section it takes the BatchNorm network of Fed-ZDA, because FedBN on a network without such layers is FedAvg.
+"""
+
+from __future__ import annotations
+
+from fedsynth.federation import Federation, Outcome, method
+from fedsynth.methods.loop import LoopConfig, federated_loop
+
+
+class FedBNConfig(LoopConfig):
+    """FedBN has no settings of its own."""
+
+
+@method("fedbn", config=FedBNConfig, model="zda_cnn")
+def fedbn(fed: Federation, cfg: FedBNConfig) -> Outcome:
+    """Normalisation layers stay local: one model per client."""
+    state = federated_loop(fed, cfg, keeps="norm")
+    if not state.personal:
+        return Outcome(state.model)
+    return Outcome(state.model, personal=state.personal, no_global="normalisation layers stay at the clients")

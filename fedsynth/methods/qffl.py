@@ -1,0 +1,74 @@
+"""q-FFL by q-FedAvg (Li et al. 2020, algorithm 2): clients with a larger loss weigh more, for fairness.
+
+With F_k the loss of the received model at client k, L = 1/η and Δ_k = L (w − w_k):
+w ← w − Σ F_k^q Δ_k / Σ (q F_k^(q−1) ‖Δ_k‖² + L F_k^q).
+
+Deviations: the paper samples clients in proportion to their sizes p_k and does not weigh them again; here sampling is
+uniform and every sum carries p_k, which is the same objective and makes q = 0 FedAvg to the last bit. BatchNorm
+statistics are averaged by examples.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+from pydantic import Field
+
+from fedsynth.federation import Federation, Outcome, Replies, method
+from fedsynth.learning.aggregators import squared_distance, weighted_mean
+from fedsynth.learning.training import FitResult, evaluate
+from fedsynth.learning.weights import Weights, load_weights
+from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.slots import Aggregator, LocalRule, Setting, Visit
+
+SMALLEST_LOSS = 1e-10  # as in the authors' code: a loss of zero must not divide
+
+
+class ReportLoss(LocalRule, name="report_loss"):
+    """Plain training; the loss of the received model is reported."""
+
+    def finish(self, visit: Visit, fit: FitResult) -> dict[str, Any]:
+        net = copy.deepcopy(visit.net)
+        load_weights(net, visit.received)
+        x, y = visit.client.data.train.tensors()
+        return {"loss_before": evaluate(net, x, y, visit.client.schema.classes).loss / max(1, len(y))}
+
+
+class FairMean(Aggregator, name="qffl"):
+    """The q-weighted step, written as a weighted mean of the old model and the clients'."""
+
+    q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
+
+    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+        shares: dict[str, float] = {}
+        divisor = 0.0
+        for client, reply in replies.items():
+            loss = max(reply.extra["loss_before"], SMALLEST_LOSS)
+            # Everything is divided by L: Δ_k/L = w − w_k, and ‖Δ_k‖²/L = L ‖w − w_k‖².
+            length = squared_distance(model, reply.model, sorted(setting.trained)) / setting.lr
+            shares[client] = reply.examples * loss**self.q
+            divisor += reply.examples * (self.q * loss ** (self.q - 1) * length + loss**self.q)
+        old = {name: model[name] for name in setting.trained}
+        parts = [(old, divisor - sum(shares.values()))] if self.q > 0 else []
+        stream = ((_only(reply.model, setting.trained), shares[client]) for client, reply in replies.items())
+        moved = weighted_mean(itertools.chain(parts, stream), total=divisor)
+        return weighted_mean((reply.model, reply.examples) for reply in replies.values()) | moved
+
+
+def _only(weights: Weights, names: set[str]) -> Weights:
+    return {name: weights[name] for name in names}
+
+
+class QfflConfig(LoopConfig):
+    """q-FFL's setting."""
+
+    q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
+
+
+@method("qffl", config=QfflConfig)
+def qffl(fed: Federation, cfg: QfflConfig) -> Outcome:
+    """Fair averaging: clients with a larger loss weigh more."""
+    state = federated_loop(fed, cfg, objective=ReportLoss(), aggregator=FairMean(q=cfg.q))
+    return Outcome(state.model, personal=state.personal)

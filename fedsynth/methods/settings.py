@@ -1,0 +1,74 @@
+"""Settings shared by the methods: how the training goes, and the base of every method's own settings."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.optimizers import LocalTraining, learning_rate
+
+
+class TrainConfig(BaseModel):
+    """The `[train]` section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    rounds: int = Field(20, ge=0, validation_alias=AliasChoices("rounds", "num_rounds"), description="rounds")
+    local_epochs: int = Field(5, ge=0, description="epochs at a client in one round")
+    batch_size: int = Field(16, ge=1, description="examples a step")
+    lr: float = Field(0.1, gt=0, description="learning rate of the clients")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimiser of the clients")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    max_grad_norm: float | None = Field(None, gt=0, description="longer gradients are shortened to this norm")
+    schedule: Literal["constant", "step", "exponential", "cosine"] = Field(
+        "constant", description="how the learning rate changes over the rounds"
+    )
+    lr_step: int = Field(10, ge=1, description="rounds per factor lr_gamma, for step and exponential")
+    lr_gamma: float = Field(0.5, gt=0, description="factor of the learning rate every lr_step rounds")
+    fraction: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        validation_alias=AliasChoices("fraction", "fraction_fit"),
+        description="share of the clients picked each round",
+    )
+    norm_buffers: Literal["average", "local", "recalibrate"] = Field(
+        "average", description="BatchNorm's running statistics: averaged, kept at the clients, or measured anew"
+    )
+    quorum: float | None = Field(
+        None, ge=0, le=1, description="share of the asked clients that must answer (all; with faults, none)"
+    )
+    deadline: float | None = Field(None, gt=0, description="seconds to wait for the answers to one request")
+    patience: int | None = Field(
+        None, ge=1, description="stop after so many evaluations without a better validation accuracy"
+    )
+
+    def local(self, round: int) -> LocalTraining:
+        """What a client is told in this round."""
+        rate = learning_rate(self.schedule, self.lr, round, self.rounds, self.lr_step, self.lr_gamma)
+        return LocalTraining(
+            epochs=self.local_epochs,
+            batch_size=self.batch_size,
+            lr=rate,
+            optimizer=self.optimizer,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+        )
+
+
+class MethodConfig(BaseModel):
+    """Base of a method's settings. `train` and `model` come from their own sections of an experiment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    train: TrainConfig = Field(default_factory=TrainConfig, exclude=True)
+    model: ModelSpec = Field(default_factory=ModelSpec, exclude=True)
+
+    @classmethod
+    def own_settings(cls) -> dict[str, Any]:
+        """The settings a user may give in the `[method]` section."""
+        return {name: field for name, field in cls.model_fields.items() if name not in MethodConfig.model_fields}

@@ -1,0 +1,137 @@
+"""Looks on while a run goes: validates, writes the metrics, keeps the best model, shows progress, stops early."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors.torch import save
+
+from fedsynth.config import Experiment
+from fedsynth.data.dataset import Dataset
+from fedsynth.evaluation.fairness import over_clients, per_class
+from fedsynth.evaluation.views import client_tallies, judge_pooled
+from fedsynth.federation import Federation, Outcome, State
+from fedsynth.federation.store import write_atomically
+from fedsynth.learning.weights import Weights
+from fedsynth.seeding import generator
+
+
+class Progress(Protocol):
+    """Where progress is shown; see `progress.py`."""
+
+    def phase(self, name: str, total: int, done: int) -> None: ...
+
+    def advance(self, text: str) -> None: ...
+
+
+class Recorder:
+    """The watcher of a run that has a folder."""
+
+    def __init__(self, folder: Path, experiment: Experiment, test: Dataset, device: str, progress: Progress) -> None:
+        self.folder, self.experiment, self.test = folder, experiment, test
+        self.device, self.progress = device, progress
+        self.rows: list[dict[str, Any]] = []
+        self.best: dict[str, Any] = {"round": 0, "accuracy": -1.0}
+        self.unimproved = 0
+
+    @property
+    def _metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    # -- the watcher's part -------------------------------------------------------------------------------------
+
+    def phase_started(self, name: str, rounds: int, done: int) -> None:
+        """A loop of rounds begins, or goes on."""
+        self.progress.phase(name, rounds, done)
+
+    def round_done(self, fed: Federation, name: str, state: State) -> bool:
+        """Judge the round's model on validation parts, write a line, keep the best; True to stop early."""
+        row: dict[str, Any] = {
+            "round": fed.round,
+            "phase": name,
+            "seconds": round(fed.seconds, 3),
+            "bytes_up": fed.participation.bytes()["up"],
+            "bytes_down": fed.participation.bytes()["down"],
+            "client_epochs": fed.participation.client_epochs,
+            "failed": fed.participation.failed,
+        }
+        if fed.engine.clock:
+            row["simulated_seconds"] = fed.engine.clock
+        every = self.experiment.evaluation.every
+        if every and fed.round % every == 0:
+            row |= self._judge(fed, state)
+        self._write(row)
+        accuracy = row.get("validation", {}).get("accuracy")
+        self.progress.advance("" if accuracy is None else f"validation {accuracy:.1%}")
+        return self._improved_or_stop(accuracy, fed.round, vars(state).get("model"))
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a resumed run needs: where the metrics end, and the best so far."""
+        size = self._metrics.stat().st_size if self._metrics.exists() else 0
+        return {"metrics_bytes": size, "best": self.best, "unimproved": self.unimproved}
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Drop what was written after the checkpoint."""
+        self.best, self.unimproved = values["best"], values["unimproved"]
+        with self._metrics.open("a+b") as file:
+            file.truncate(values["metrics_bytes"])
+        self.rows = [json.loads(line) for line in self._metrics.read_text().splitlines()]
+
+    # -- its own ------------------------------------------------------------------------------------------------
+
+    def _judge(self, fed: Federation, state: State) -> dict[str, Any]:
+        values = vars(state)
+        model, personal = values.get("model"), values.get("personal", "")
+        if model is None and not personal:
+            return {}
+        outcome = Outcome(model, personal, no_global="judged per client" if personal else "")
+        spec, config = self.experiment.model_spec, self.experiment.evaluation
+        by_view = client_tallies(fed, outcome, spec, ["validation"], to=self._judges(fed))
+        tallies = by_view.get("personal/validation" if personal else "global/validation", {})
+        clients = over_clients(tallies)
+        result: dict[str, Any] = {}
+        if clients["n"]:
+            total = sum(int(tally.total.sum()) for tally in tallies.values())
+            result["validation"] = {
+                "accuracy": clients["pooled"],
+                "loss": sum(tally.loss for tally in tallies.values()) / total,
+                **{key: clients[key] for key in ("n", "mean", "variance", "worst")},
+            }
+        if config.test_curve and model is not None and not personal:
+            view = per_class(judge_pooled(model, spec, fed.schema, self.test, self.device))
+            result["test"] = {key: view[key] for key in ("accuracy", "loss", "class_variance")}
+        return result
+
+    def _judges(self, fed: Federation) -> list[str]:
+        """The clients that validate: all, or the same sample in every round."""
+        count = self.experiment.evaluation.clients
+        if len(fed.clients) <= count:
+            return list(fed.clients)
+        rows = generator(fed.seed, "validating clients").choice(len(fed.clients), count, replace=False)
+        return [fed.clients[row] for row in sorted(rows)]
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _improved_or_stop(self, accuracy: float | None, round: int, model: Weights | None) -> bool:
+        if accuracy is None or math.isnan(accuracy):
+            return False
+        if accuracy > self.best["accuracy"]:
+            self.best, self.unimproved = {"round": round, "accuracy": accuracy}, 0
+            if model is not None:
+                save_model(self.folder / "model-best.safetensors", model, self.experiment)
+            return False
+        self.unimproved += 1
+        patience = self.experiment.train.patience
+        return patience is not None and self.unimproved >= patience
+
+
+def save_model(path: Path, weights: Weights, experiment: Experiment) -> None:
+    """Write weights as a safetensors file that says which model they belong to."""
+    metadata = {"model": experiment.model_spec.model_dump_json(), "method": experiment.method_name}
+    write_atomically(path, save({name: w.contiguous() for name, w in weights.items()}, metadata=metadata))

@@ -1,0 +1,79 @@
+"""What a finished run leaves beside its metrics: tables and pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedsynth.data.federated import FederatedData
+from fedsynth.federation.participation import Participation
+from fedsynth.report.plots import plot_curves, plot_split
+
+SPLIT_PICTURE_CLIENTS = 100
+
+
+def write_record(
+    folder: Path,
+    summary: dict[str, Any],
+    rows: list[dict[str, Any]],
+    judged: dict[str, Any],
+    participation: Participation,
+    data: FederatedData,
+) -> None:
+    """metrics.csv, clients.csv, participation.json, releases.json, TensorBoard events, split.png and curves.png."""
+    write_csv(folder / "metrics.csv", [flat(row) for row in rows])
+    write_csv(folder / "clients.csv", _client_rows(judged["per_client"], data))
+    _write_json(folder / "participation.json", participation.as_dict())
+    _write_json(folder / "releases.json", summary["releases"])
+    write_events(folder / "tensorboard", rows)
+    plot_split(folder / "split.png", data.counts()[:SPLIT_PICTURE_CLIENTS], data.clients[:SPLIT_PICTURE_CLIENTS], data.schema)
+    if any("validation" in row for row in rows):
+        plot_curves(folder / "curves.png", {summary["method"]: rows})
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A CSV file with the union of the rows' keys as columns."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_events(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """The metrics as TensorBoard events, written anew from the whole record, so that a resume leaves no doubles."""
+    from torch.utils.tensorboard import SummaryWriter  # slow to import, needed once
+
+    shutil.rmtree(folder, ignore_errors=True)
+    with SummaryWriter(str(folder)) as writer:
+        for row in rows:
+            for name, value in flat(row).items():
+                if name not in ("round", "phase") and isinstance(value, int | float):
+                    writer.add_scalar(name, value, row["round"])
+
+
+def flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested names joined by a slash: validation/accuracy."""
+    result: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            result |= flat(value, f"{prefix}{key}/")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def _client_rows(per_client: dict[str, dict[str, Any]], data: FederatedData) -> list[dict[str, Any]]:
+    clients: dict[str, dict[str, Any]] = {}
+    for view, by_client in per_client.items():
+        for client, values in by_client.items():
+            row = clients.setdefault(client, {"client": client, "train_examples": data.train_size(client)})
+            row |= {f"{view}/{key}": value for key, value in values.items()}
+    return [clients[client] for client in sorted(clients)]
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,137 @@
+"""The folder of a run: made once, locked while a run goes, recognised again on resume."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsynth.config import Experiment
+from fedsynth.data.federated import FederatedData
+from fedsynth.errors import ConfigError
+from fedsynth.federation.store import write_atomically
+
+HOW_NOT_WHAT = ("engine", "runs", "name")  # sections that say how a run is carried out, not what its result is
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, experiment: Experiment, data: FederatedData) -> RunFolder:
+        """A new folder with the resolved experiment, the versions and the manifest of the split."""
+        path = cls._new_path(experiment, "+".join(data.source_names))
+        config = experiment.resolved()
+        write_json(path / "config.json", config)
+        write_json(path / "versions.json", versions() | {"config": fingerprint(config)})
+        write_json(path / "manifest.json", data.manifest())
+        return cls(path)
+
+    @staticmethod
+    def _new_path(experiment: Experiment, source: str) -> Path:
+        if experiment.name:
+            path = experiment.runs / experiment.name
+            if path.exists():
+                raise ConfigError(f'The run folder "{path}" exists: choose another name, or resume it.')
+            path.mkdir(parents=True)
+            return path
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        source = "".join(c if c.isalnum() or c in "+-" else "-" for c in source)[:40]
+        for number in range(1, 1000):
+            suffix = "" if number == 1 else f"-{number}"
+            path = experiment.runs / f"{stamp}-{experiment.method_name}-{source}-s{experiment.seed}{suffix}"
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(parents=True)
+                return path
+        raise ConfigError(f'No free name for a run folder in "{experiment.runs}": set name = "…".')
+
+    @classmethod
+    def reopen(cls, path: Path, experiment: Experiment, data: FederatedData, accept_code_change: bool) -> RunFolder:
+        """A folder to go on with; refused when config, code or data are not those the run began with."""
+        try:
+            kept = json.loads((path / "versions.json").read_text(encoding="utf-8"))
+            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+            split = manifest["fingerprint"]["split"]
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f'"{path}" cannot be resumed: its record is damaged ({error}).') from None
+        if kept["config"] != fingerprint(experiment.resolved()):
+            raise ConfigError(f'"{path}" was begun with another config: restore its config.json, or start a new run.')
+        if split != data.split_fingerprint():
+            raise ConfigError(f'"{path}" was begun on other data: its split is not the one that the data gives now.')
+        if kept["code"] != code_fingerprint() and not accept_code_change:
+            raise ConfigError(
+                f'"{path}" was begun with other code (fedsynth {kept["fedsynth"]}): the result would be a mixture. '
+                "Install that version, start a new run, or pass --accept-code-change."
+            )
+        return cls(path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process off the folder while a run goes."""
+        with (self.path / ".lock").open("w") as file:
+            if sys.platform != "win32":
+                import fcntl
+
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise ConfigError(f'"{self.path}" is in use: another process is running it.') from None
+            yield
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary; its presence says that the run is complete."""
+        write_json(self.path / "summary.json", summary)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically."""
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def fingerprint(config: dict[str, Any]) -> str:
+    """A hash of what decides the result."""
+    decisive = {key: value for key, value in config.items() if key not in HOW_NOT_WHAT}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def code_fingerprint() -> str:
+    """A hash of the package's source, so that a resume with other code is noticed."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def package_version() -> str:
+    """The installed version of fedsynth."""
+    try:
+        return version("fedsynth")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def versions() -> dict[str, str]:
+    """What this run was made with."""
+    return {
+        "fedsynth": package_version(),
+        "code": code_fingerprint(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+    }

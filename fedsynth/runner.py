@@ -1,0 +1,207 @@
+"""From an experiment to a run folder: data, engine, federation, method, evaluation, record."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsynth.config import Experiment, make_experiment
+from fedsynth.data.federated import FederatedData, load_federated
+from fedsynth.engines.faults import FaultyEngine
+from fedsynth.engines.local import LocalEngine, choose_workers
+from fedsynth.engines.wire import WireEngine
+from fedsynth.errors import ConfigError
+from fedsynth.evaluation.views import final_evaluation
+from fedsynth.federation import Federation, Outcome, Policy
+from fedsynth.federation.host import TaskHost
+from fedsynth.federation.journal import Journal
+from fedsynth.federation.methods import find_method
+from fedsynth.federation.port import Engine
+from fedsynth.federation.store import StateStore
+from fedsynth.learning.models import build_model, instantiate
+from fedsynth.learning.weights import Weights
+from fedsynth.progress import Quiet, make_progress
+from fedsynth.recorder import Recorder, save_model
+from fedsynth.report.artifacts import write_record
+from fedsynth.runfolder import RunFolder
+
+
+@dataclass
+class RunResult:
+    """What a run gave: the summary, a line of metrics per round, the global weights and where all of it is kept."""
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    weights: Weights | None
+    path: Path
+    experiment: Experiment = field(repr=False)
+    shape: tuple[int, ...] = field(repr=False, default=())
+    classes: int = field(repr=False, default=0)
+
+    def model(self) -> nn.Module:
+        """The global model, ready to use."""
+        if self.weights is None:
+            raise ConfigError(f'The method "{self.experiment.method_name}" has no global model.')
+        return instantiate(self.experiment.model_spec, self.shape, self.classes, self.weights).eval()
+
+
+def run_experiment(
+    experiment: Experiment,
+    resume: Path | None = None,
+    progress: bool | None = None,
+    accept_code_change: bool = False,
+    data: FederatedData | None = None,
+) -> RunResult:
+    """Run (or resume) an experiment. Everything that can be wrong with the input is found before a folder is made."""
+    data = data or load_data(experiment)
+    device = choose_device(experiment.engine.device)
+    build_model(experiment.model_spec, data.schema.shape, data.schema.classes, seed=0)
+    if resume is None:
+        folder = RunFolder.create(experiment, data)
+    else:
+        folder = RunFolder.reopen(resume, experiment, data, accept_code_change)
+    with folder.locked(), make_progress(experiment.method_name, progress) as shown:
+        return _run(experiment, data, device, folder, shown)
+
+
+def load_data(experiment: Experiment) -> FederatedData:
+    """The federation's data, split as the experiment says."""
+    seed = experiment.seed if experiment.data_seed is None else experiment.data_seed
+    return load_federated(experiment.data, experiment.partition, seed)
+
+
+def choose_device(name: str) -> str:
+    """Check that the device is there; "auto" takes a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(f'engine.device = "{name}" cannot be used here ({first_line}): use "cpu" or "auto".') from None
+    return name
+
+
+@contextmanager
+def open_engine(experiment: Experiment, data: FederatedData, store: StateStore, device: str, say: Quiet) -> Iterator[Engine]:
+    """The engine the experiment asks for, with its fault schedule if it has one; closed at the end."""
+    host = TaskHost(data, store, device)
+    engine: Engine
+    if experiment.engine.name == "wire":
+        engine = WireEngine(lambda: TaskHost(data, store, device))
+    else:
+        workers, why = choose_workers(experiment.engine.workers, device)
+        if why:
+            say.say(why)
+        engine = LocalEngine(host, workers, data.train_size)
+    if experiment.faults.active:
+        engine = FaultyEngine(engine, experiment.faults, experiment.seed, data.train_size)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _run(
+    experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet
+) -> RunResult:
+    store = StateStore(folder.path / "state")
+    recorder = Recorder(folder.path, experiment, data.test, device, shown)
+    with open_engine(experiment, data, store, device, shown) as engine:
+        fed = Federation(
+            engine,
+            data.clients,
+            data.schema,
+            experiment.seed,
+            policy_of(experiment),
+            Journal(folder.path),
+            recorder,
+            pooled=True,
+            version_readable=store.readable,
+        )
+        method = find_method(experiment.method_name)
+        outcome = method.program(fed, experiment.method_config())
+        judged = fed.once("final evaluation", lambda: _judge(fed, outcome, experiment, data, device))
+        seconds = fed.once("seconds", lambda: fed.seconds)
+    summary = summarise(experiment, data, fed, judged, seconds, recorder, folder.path)
+    if outcome.model is not None:
+        save_model(folder.path / "model.safetensors", outcome.model, experiment)
+    for note in fed.participation.retries:
+        warnings.warn(note, stacklevel=2)
+    write_record(folder.path, summary, recorder.rows, judged, fed.participation, data)
+    folder.finish(summary)
+    return RunResult(
+        summary, recorder.rows, outcome.model, folder.path, experiment, data.schema.shape, data.schema.classes
+    )
+
+
+def policy_of(experiment: Experiment) -> Policy:
+    """All must answer, unless the experiment says otherwise or schedules faults."""
+    quorum = experiment.train.quorum
+    if quorum is None:
+        quorum = 0.0 if experiment.faults.active else 1.0
+    return Policy(quorum, experiment.train.deadline)
+
+
+def _judge(
+    fed: Federation, outcome: Outcome, experiment: Experiment, data: FederatedData, device: str
+) -> dict[str, Any]:
+    sources: dict[str, np.ndarray] = {}
+    if data.test_sources is not None:
+        sources = {name: np.flatnonzero(data.test_sources == i) for i, name in enumerate(data.source_names)}
+    return final_evaluation(fed, outcome, experiment.model_spec, data.test, sources, device)
+
+
+def summarise(
+    experiment: Experiment,
+    data: FederatedData,
+    fed: Federation,
+    judged: dict[str, Any],
+    seconds: float,
+    recorder: Recorder,
+    path: Path,
+) -> dict[str, Any]:
+    """The one object that `--json` prints."""
+    took_part = fed.participation
+    return {
+        "method": experiment.method_name,
+        "seed": experiment.seed,
+        "test": judged["test"],
+        "clients": judged["clients"],
+        "validation": judged["validation"],
+        "views": judged["views"],
+        "best": recorder.best,
+        "rounds": fed.round,
+        "bytes": took_part.bytes(),
+        "client_epochs": took_part.client_epochs,
+        "seconds": round(seconds, 3),
+        "simulated_seconds": fed.engine.clock or None,
+        "failures": took_part.failures,
+        "failed": took_part.failed,
+        "retries": took_part.retries,
+        "releases": list(took_part.releases.values()),
+        "norm_buffers": experiment.train.norm_buffers,
+        "data": {"name": "+".join(data.source_names), "clients": len(data.clients), "split": data.split_fingerprint()},
+        "run_dir": str(path),
+    }
+
+
+def resume_run(path: Path, progress: bool | None = None, accept_code_change: bool = False) -> RunResult:
+    """Go on with a run from its folder."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise ConfigError(f'"{path}" is not a run folder: it has no config.json.')
+    try:
+        tables = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged ({error}): the run cannot be resumed.") from None
+    return run_experiment(make_experiment(tables), path, progress, accept_code_change)
