@@ -1,8 +1,8 @@
 """Federated learning on skewed data, repaired with synthetic data.
 
-    import fedsynth
-    result = fedsynth.run("fedavg", data={"name": "digits"}, train={"rounds": 5})
-    result.summary["test"]["accuracy"], result.model(), result.path
+import fedsynth
+result = fedsynth.run("fedavg", data={"name": "digits"}, train={"rounds": 5})
+result.summary["test"]["accuracy"], result.model(), result.path
 """
 
 from __future__ import annotations

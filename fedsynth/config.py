@@ -81,7 +81,7 @@ class Experiment(BaseModel):
         try:
             made: MethodConfig = kind(train=self.train, model=self.model_spec, **settings)
         except ValidationError as error:
-            raise explain(error, f'method "{self.method_name}"', kind) from None
+            raise explain(error, f'method "{self.method_name}"', MethodConfig) from None
         return made
 
     def resolved(self) -> dict[str, Any]:
@@ -142,11 +142,15 @@ def _value(text: str) -> Any:
 
 
 def make_experiment(tables: Mapping[str, Any]) -> Experiment:
-    """Check an experiment's tables; the first mistake is an error of one sentence that names the key and the fix."""
+    """Check an experiment's tables; the first mistake is an error of one sentence that names the key and the fix.
+
+    `[methods.NAME]` sections hold settings of single methods, for comparisons; the one of the chosen method applies.
+    """
+    known = (*Experiment.model_fields, "methods")
     for key, value in tables.items():
-        if key not in Experiment.model_fields:
-            raise ConfigError(f'The experiment has no key "{key}".{nearest(key, Experiment.model_fields)}')
-        if key in (*SECTIONS, "partition", "method") and not isinstance(value, Mapping):
+        if key not in known:
+            raise ConfigError(f'The experiment has no key "{key}".{nearest(key, known)}')
+        if key in (*SECTIONS, "partition", "method", "methods") and not isinstance(value, Mapping):
             raise ConfigError(f'"{key}" must be a section, such as [{key}] with name = "…".')
     for section, kind in SECTIONS.items():
         if tables.get(section) is None:
@@ -158,8 +162,11 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     for plugin in tables.get("plugins", ()):
         load_plugin(Path(plugin))
     method = {"name": "fedavg", **tables.get("method", {})}
+    method = {**tables.get("methods", {}).get(method["name"], {}), **method}
+    for name in tables.get("methods", {}):
+        find_method(name)
     try:
-        experiment = Experiment(**{**tables, "method": method})
+        experiment = Experiment(**{**{k: v for k, v in tables.items() if k != "methods"}, "method": method})
     except ValidationError as error:
         raise explain(error, "the experiment", Experiment) from None
     if experiment.partition:

@@ -22,7 +22,11 @@ from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.federation.store import write_atomically
 
-HOW_NOT_WHAT = ("engine", "runs", "name")  # sections that say how a run is carried out, not what its result is
+HOW_NOT_WHAT = (
+    "engine",
+    "runs",
+    "name",
+)  # sections that say how a run is carried out, not what its result is
 
 
 @dataclass(frozen=True)

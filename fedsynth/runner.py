@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedsynth.federation import Federation, Outcome, Policy
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.methods import find_method
-from fedsynth.federation.port import Engine
+from fedsynth.federation.port import POOLED, Engine
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import build_model, instantiate
 from fedsynth.learning.weights import Weights
@@ -87,12 +87,16 @@ def choose_device(name: str) -> str:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         first_line = str(error).splitlines()[0]
-        raise ConfigError(f'engine.device = "{name}" cannot be used here ({first_line}): use "cpu" or "auto".') from None
+        raise ConfigError(
+            f'engine.device = "{name}" cannot be used here ({first_line}): use "cpu" or "auto".'
+        ) from None
     return name
 
 
 @contextmanager
-def open_engine(experiment: Experiment, data: FederatedData, store: StateStore, device: str, say: Quiet) -> Iterator[Engine]:
+def open_engine(
+    experiment: Experiment, data: FederatedData, store: StateStore, device: str, say: Quiet
+) -> Iterator[Engine]:
     """The engine the experiment asks for, with its fault schedule if it has one; closed at the end."""
     host = TaskHost(data, store, device)
     engine: Engine
@@ -102,18 +106,21 @@ def open_engine(experiment: Experiment, data: FederatedData, store: StateStore, 
         workers, why = choose_workers(experiment.engine.workers, device)
         if why:
             say.say(why)
-        engine = LocalEngine(host, workers, data.train_size)
+        engine = LocalEngine(host, workers, _work_of(data))
     if experiment.faults.active:
-        engine = FaultyEngine(engine, experiment.faults, experiment.seed, data.train_size)
+        engine = FaultyEngine(engine, experiment.faults, experiment.seed, _work_of(data))
     try:
         yield engine
     finally:
         engine.close()
 
 
-def _run(
-    experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet
-) -> RunResult:
+def _work_of(data: FederatedData) -> Callable[[str], int]:
+    """How much work a client is: its training examples."""
+    return lambda client: len(data.rows) if client == POOLED else data.train_size(client)
+
+
+def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet) -> RunResult:
     store = StateStore(folder.path / "state")
     recorder = Recorder(folder.path, experiment, data.test, device, shown)
     with open_engine(experiment, data, store, device, shown) as engine:
@@ -190,7 +197,11 @@ def summarise(
         "retries": took_part.retries,
         "releases": list(took_part.releases.values()),
         "norm_buffers": experiment.train.norm_buffers,
-        "data": {"name": "+".join(data.source_names), "clients": len(data.clients), "split": data.split_fingerprint()},
+        "data": {
+            "name": "+".join(data.source_names),
+            "clients": len(data.clients),
+            "split": data.split_fingerprint(),
+        },
         "run_dir": str(path),
     }
 

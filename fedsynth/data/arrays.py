@@ -50,9 +50,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
             ) from error
         raise DataError(f"{path} is damaged ({error}); write it again with numpy.savez.") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError) as error:
-        raise DataError(
-            f"{path} is not a readable .npz file ({error}); write it again with numpy.savez."
-        ) from error
+        raise DataError(f"{path} is not a readable .npz file ({error}); write it again with numpy.savez.") from error
 
 
 def _part(arrays: dict[str, np.ndarray], x: str, y: str, path: Path, config: DataConfig) -> Part:
@@ -86,9 +84,7 @@ def _unpack(path: Path, config: DataConfig) -> Part:
     """Undo the packing: running sums along rows, then along columns, then the planes R-G, G, B-G."""
     arrays = load_arrays(path)
     if not {"d", "y"} <= set(arrays):
-        raise DataError(
-            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; a packed file needs d and y."
-        )
+        raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; a packed file needs d and y.")
     differences = arrays["d"]
     if differences.dtype != np.uint8 or differences.ndim != 4 or len(differences) != 3:
         raise DataError(f"{path}: d must be uint8 of shape (3, n, height, width), not {differences.shape}.")
@@ -124,6 +120,4 @@ def _records(path: Path, labels: int) -> Part:
             f"{path} is damaged: {len(data)} bytes are not whole records of {labels + PIXELS}; copy it again."
         )
     records = data.reshape(-1, labels + PIXELS)
-    return check_part(
-        records[:, labels:].reshape(-1, 3, 32, 32).copy(), records[:, labels - 1].copy(), str(path)
-    )
+    return check_part(records[:, labels:].reshape(-1, 3, 32, 32).copy(), records[:, labels - 1].copy(), str(path))

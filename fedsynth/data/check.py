@@ -143,9 +143,7 @@ def find_problems(source: Source) -> list[str]:
     problems = _label_problems(source)
     constant = _constant_examples(source.train.x)
     if constant:
-        problems.append(
-            f"{source.name}: {constant} training examples are constant (every value is the same)."
-        )
+        problems.append(f"{source.name}: {constant} training examples are constant (every value is the same).")
     hashes = _row_hashes(source.train.x)
     repeats = len(hashes) - len(set(hashes))
     if repeats:
@@ -159,13 +157,10 @@ def find_problems(source: Source) -> list[str]:
     if source.test is not None:
         leaked = len(set(hashes) & set(_row_hashes(source.test.x)))
         if leaked:
-            problems.append(
-                f"{source.name}: {leaked} examples are in both train and test; remove them from one."
-            )
+            problems.append(f"{source.name}: {leaked} examples are in both train and test; remove them from one.")
     if source.train.x.ndim == 4 and source.train.x.dtype.kind == "f" and source.train.x.max() > 1.5:
         problems.append(
-            f"{source.name}: pixels are fractions up to {source.train.x.max():g}; "
-            "scale them to 0..1 or store bytes."
+            f"{source.name}: pixels are fractions up to {source.train.x.max():g}; scale them to 0..1 or store bytes."
         )
     return problems
 

@@ -19,8 +19,7 @@ class DataConfig(BaseModel):
 
     name: str = Field(
         default="digits",
-        description='A known name ("digits", "mnist", ...) or "kind:path" '
-        "(idx, npz, images, csv, parquet, clients).",
+        description='A known name ("digits", "mnist", ...) or "kind:path" (idx, npz, images, csv, parquet, clients).',
     )
     sources: tuple[str, ...] = Field(
         default=(), description="Several names instead of one; each client belongs to one of them."
@@ -35,9 +34,7 @@ class DataConfig(BaseModel):
     dir: Path | None = Field(
         default=None, description="Folder of the known data sets; otherwise the variable FEDSYNTH_DATA."
     )
-    limit: int | None = Field(
-        default=None, ge=1, description="Keep this many training examples, stratified by class."
-    )
+    limit: int | None = Field(default=None, ge=1, description="Keep this many training examples, stratified by class.")
     classes: tuple[ClassList, ...] | ClassList | None = Field(
         default=None,
         description="Keep only these labels or class names, renumbered; one list per source if several.",
@@ -52,12 +49,8 @@ class DataConfig(BaseModel):
     image_size: int | tuple[int, int] | None = Field(
         default=None, description="Resize images to this side, or to [height, width]."
     )
-    validation: float = Field(
-        default=0.1, ge=0, lt=1, description="Fraction of each client's data for validation."
-    )
-    test: float = Field(
-        default=0.1, ge=0, lt=1, description="Fraction of each client's data for its own test."
-    )
+    validation: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for validation.")
+    test: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for its own test.")
     global_test: float = Field(
         default=0.2,
         gt=0,
@@ -68,13 +61,10 @@ class DataConfig(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
         if self.validation + self.test >= 1:
-            raise ValueError(
-                "validation and test together must stay below 1, so that something is left to train on"
-            )
+            raise ValueError("validation and test together must stay below 1, so that something is left to train on")
         if self.shares and len(self.shares) != len(self.sources):
             raise ValueError(
-                f"shares has {len(self.shares)} numbers but sources has {len(self.sources)} names; "
-                "give one number each"
+                f"shares has {len(self.shares)} numbers but sources has {len(self.sources)} names; give one number each"
             )
         if any(share < 1 for share in self.shares):
             raise ValueError("every number in shares must be at least 1")
@@ -96,8 +86,7 @@ class DataConfig(BaseModel):
             return self.classes  # type: ignore[return-value]
         if len(self.classes) != sources:
             raise ConfigError(
-                f"data.classes has {len(self.classes)} lists but there are {sources} sources; "
-                "give one list each."
+                f"data.classes has {len(self.classes)} lists but there are {sources} sources; give one list each."
             )
         return self.classes[source]  # type: ignore[return-value]
 

@@ -32,9 +32,9 @@ class Dataset:
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 examples (uint8 is divided by 255) and int64 labels."""
-        x = torch.from_numpy(np.ascontiguousarray(self.x))
+        x = torch.from_numpy(np.require(self.x, requirements=("C", "W")))
         x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
-        return x, torch.from_numpy(np.ascontiguousarray(self.y)).to(torch.int64)
+        return x, torch.from_numpy(np.require(self.y, requirements=("C", "W"))).to(torch.int64)
 
 
 @dataclass(frozen=True)

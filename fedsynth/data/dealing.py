@@ -104,9 +104,7 @@ def fit_to_supply(counts: np.ndarray, supply: np.ndarray, rng: np.random.Generat
     return counts
 
 
-def share_classes(
-    clients: int, per_client: int, limits: np.ndarray, rng: np.random.Generator
-) -> np.ndarray | None:
+def share_classes(clients: int, per_client: int, limits: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
     """A table (client x class) of who holds what: exactly `per_client` each, classes used equally often.
 
     `limits` says how often a class may be used. None when no such table exists.

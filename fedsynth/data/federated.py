@@ -156,9 +156,7 @@ def load_federated(
     )
 
 
-def _partition_config(
-    partition: dict[str, Any] | PartitionConfig | None, mixture: Mixture
-) -> PartitionConfig:
+def _partition_config(partition: dict[str, Any] | PartitionConfig | None, mixture: Mixture) -> PartitionConfig:
     if isinstance(partition, PartitionConfig):
         return partition
     table = dict(partition or {})

@@ -40,8 +40,7 @@ def download_parquet(repo: str) -> Path:
         folder = huggingface_hub.snapshot_download(repo, repo_type="dataset", allow_patterns=["*.parquet"])
     except Exception as error:  # the hub's many network errors all have the same remedy
         raise DataError(
-            f"{repo} could not be downloaded ({error}); go online, "
-            "or set FEDSYNTH_DATA to a folder with the files."
+            f"{repo} could not be downloaded ({error}); go online, or set FEDSYNTH_DATA to a folder with the files."
         ) from error
     return Path(folder)
 
@@ -55,9 +54,7 @@ def read_hub(name: str, home: HubSet, config: DataConfig, download: Download = d
         if files:
             parts[part] = _read_files(files, home, config)
     if "train" not in parts:
-        raise DataError(
-            f"{folder} has no train-*.parquet for {name}; delete the folder so that it is fetched again."
-        )
+        raise DataError(f"{folder} has no train-*.parquet for {name}; delete the folder so that it is fetched again.")
     return Raw(parts["train"], parts.get("test"))
 
 
@@ -79,15 +76,11 @@ def _read_file(path: Path, home: HubSet) -> tuple[np.ndarray, np.ndarray]:
         cells = table.column(home.image).to_pylist()
         labels = table.column(home.label).to_numpy()
     except Exception as error:  # pyarrow's errors share no useful base
-        raise DataError(
-            f"{path} is not the expected parquet file ({error}); delete it to fetch it again."
-        ) from error
+        raise DataError(f"{path} is not the expected parquet file ({error}); delete it to fetch it again.") from error
     if not cells:
         raise DataError(f"{path} has no rows; delete it to fetch it again.")
     try:
         pictures = [np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in cells]
         return np.stack(pictures), np.asarray(labels)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(
-            f"{path} holds an unreadable image ({error}); delete it to fetch it again."
-        ) from error
+        raise DataError(f"{path} holds an unreadable image ({error}); delete it to fetch it again.") from error

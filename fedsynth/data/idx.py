@@ -40,9 +40,7 @@ def idx_names(folder: Path, prefix: str = "") -> dict[str, Path]:
             continue
         part = "train" if stem.removesuffix("-images-idx3-ubyte").endswith("train") else "test"
         if part in found and found[part].name.removesuffix(".gz") != stem:
-            raise DataError(
-                f"{folder} holds both {found[part].name} and {path.name}; keep one data set per folder."
-            )
+            raise DataError(f"{folder} holds both {found[part].name} and {path.name}; keep one data set per folder.")
         found.setdefault(part, path)
     return found
 
@@ -76,8 +74,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         expected *= side
     if len(data) - header != expected:
         raise DataError(
-            f"{path} is damaged: its header promises {expected} bytes and it has {len(data) - header}; "
-            "copy it again."
+            f"{path} is damaged: its header promises {expected} bytes and it has {len(data) - header}; copy it again."
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 

@@ -70,8 +70,7 @@ KNOWN = {
         KnownSet(
             "cifar100",
             tuple(map(str, range(100))),
-            "train.bin and test.bin (CIFAR's binary version), "
-            "or cifar100.npz with x_train, y_train, x_test, y_test",
+            "train.bin and test.bin (CIFAR's binary version), or cifar100.npz with x_train, y_train, x_test, y_test",
             folders=("cifar-100-binary",),
             hub=HubSet("uoft-cs/cifar100", image="img", label="fine_label"),
         ),
@@ -98,9 +97,7 @@ KNOWN = {
 def find_known(name: str) -> KnownSet | None:
     """The known set of that name; capitals, `_`, `-` and blanks do not matter."""
     plain = _plain(name)
-    return next(
-        (known for known in KNOWN.values() if plain in map(_plain, (known.name, *known.aliases))), None
-    )
+    return next((known for known in KNOWN.values() if plain in map(_plain, (known.name, *known.aliases))), None)
 
 
 def _plain(name: str) -> str:
@@ -166,7 +163,4 @@ def _how_to_get(known: KnownSet, config: DataConfig) -> str:
     variable = os.environ.get(VARIABLE)
     tried = f"{VARIABLE} = {variable} does not have it" if variable else f"{VARIABLE} is not set"
     online = ", or run pip install 'fedsynth[hub]' to download it" if known.hub else ""
-    return (
-        f"{known.name} was not found ({tried}): set {VARIABLE} or data.dir to a folder "
-        f"that has {place}{online}."
-    )
+    return f"{known.name} was not found ({tried}): set {VARIABLE} or data.dir to a folder that has {place}{online}."

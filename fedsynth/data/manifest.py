@@ -65,7 +65,5 @@ def count_table(ids: Sequence[str], counts: dict[str, np.ndarray]) -> dict[str, 
     if len(ids) > FULL_COUNTS:
         return {"per_class": totals, "per_client": None}
     tables = {part: table.tolist() for part, table in counts.items()}
-    per_client = {
-        client: {part: tables[part][position] for part in counts} for position, client in enumerate(ids)
-    }
+    per_client = {client: {part: tables[part][position] for part in counts} for position, client in enumerate(ids)}
     return {"per_class": totals, "per_client": per_client}

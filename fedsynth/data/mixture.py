@@ -96,9 +96,7 @@ def _label_map(sources: list[Source], rule: str, names: tuple[str, ...]) -> tupl
     _refuse_shuffled_names(sources)
     shared = []
     for number in range(max(sizes)):
-        labels_here = [
-            source.schema.class_names[number] for source in sources if number < source.schema.classes
-        ]
+        labels_here = [source.schema.class_names[number] for source in sources if number < source.schema.classes]
         shared.append(" / ".join(dict.fromkeys(labels_here)))
     return [0] * len(sources), Schema(shape, max(sizes), tuple(shared))
 

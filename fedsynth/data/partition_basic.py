@@ -19,9 +19,7 @@ class IidConfig(PartitionConfig):
 
 
 @partitioner(IidConfig, aliases=("homo", "IidPartitioner", "uniform"))
-def iid(
-    labels: np.ndarray, config: IidConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def iid(labels: np.ndarray, config: IidConfig, rng: np.random.Generator, groups: np.ndarray | None = None) -> Parts:
     """Shuffle and cut into parts whose sizes differ by at most one."""
     return cut(rng.permutation(len(labels)), equal_sizes(len(labels), config.num_clients))
 
@@ -150,8 +148,7 @@ def natural(
         keep = np.sort(rng.choice(keep, config.num_clients, replace=False))
     if len(keep) == 0:
         raise DataError(
-            f"None of the {len(names)} natural clients has {config.min_size} examples; "
-            "lower partition.min_size."
+            f"None of the {len(names)} natural clients has {config.min_size} examples; lower partition.min_size."
         )
     parts = cut(np.argsort(owner, kind="stable"), sizes)
     return [parts[client] for client in keep]

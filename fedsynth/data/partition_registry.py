@@ -104,6 +104,5 @@ def require_enough(examples: int, config: PartitionConfig) -> None:
         least = f" of at least {config.min_size} examples" if config.min_size > 1 else ""
         fix = " or partition.min_size" if config.min_size > 1 else ""
         raise DataError(
-            f"{clients} clients{least} cannot be made from {examples} examples; "
-            f"lower partition.num_clients{fix}."
+            f"{clients} clients{least} cannot be made from {examples} examples; lower partition.num_clients{fix}."
         )

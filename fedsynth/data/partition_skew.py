@@ -73,13 +73,9 @@ class LognormalConfig(PartitionConfig):
         default=10, ge=1, validation_alias=MIN_SIZE_NAMES, description="Fewest examples a client may have."
     )
     mu: float = Field(default=1.0, description="Mean of the logarithm of the size (eq. 16).")
-    sigma: float = Field(
-        default=2.0, ge=0, description="Standard deviation of the logarithm of the size (eq. 16)."
-    )
+    sigma: float = Field(default=2.0, ge=0, description="Standard deviation of the logarithm of the size (eq. 16).")
     bias: int = Field(default=10, ge=0, description="Added to every size (eq. 16).")
-    gamma: float = Field(
-        default=1.0, gt=0, description="Classes are Dirichlet(gamma x prior) (eq. 17); small: skewed."
-    )
+    gamma: float = Field(default=1.0, gt=0, description="Classes are Dirichlet(gamma x prior) (eq. 17); small: skewed.")
     use_all: bool = Field(default=False, description="Scale the sizes so that all examples are used.")
 
 
@@ -142,9 +138,7 @@ def n_class(
 
 def _hold_exactly(clients: int, each: int, limits: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if each > len(limits):
-        raise DataError(
-            f"{each} classes per client were asked for and the data has {len(limits)}; ask for fewer."
-        )
+        raise DataError(f"{each} classes per client were asked for and the data has {len(limits)}; ask for fewer.")
     holds = share_classes(clients, each, limits, rng)
     if holds is None:
         raise DataError(
@@ -192,9 +186,7 @@ class FewSampleConfig(PartitionConfig):
     """Keys of `few_sample`."""
 
     name: Literal["few_sample"] = "few_sample"
-    samples_per_class: int = Field(
-        default=300, ge=1, description="Examples of an ordinary class at each client."
-    )
+    samples_per_class: int = Field(default=300, ge=1, description="Examples of an ordinary class at each client.")
     few_classes: int = Field(default=3, ge=0, description="How many classes are rare at each client.")
     few_samples: int = Field(default=15, ge=0, description="Examples of a rare class at each client.")
 
@@ -213,9 +205,7 @@ def few_sample(
         raise DataError("few_classes covers every class with few_samples = 0; nothing would be left.")
     rare = np.zeros((config.num_clients, len(supply)), dtype=bool)
     if config.few_classes:
-        rare = _hold_exactly(
-            config.num_clients, config.few_classes, np.full_like(supply, config.num_clients), rng
-        )
+        rare = _hold_exactly(config.num_clients, config.few_classes, np.full_like(supply, config.num_clients), rng)
     counts = np.where(rare, config.few_samples, config.samples_per_class)
     demand = counts.sum(axis=0)
     worst = int(np.argmax(demand - supply))
@@ -225,9 +215,7 @@ def few_sample(
             f"{int(supply[worst])}; lower num_clients or samples_per_class."
         )
     if int(counts.sum(axis=1).min()) < config.min_size:
-        raise DataError(
-            f"A client would have {int(counts.sum(axis=1).min())} examples; lower partition.min_size."
-        )
+        raise DataError(f"A client would have {int(counts.sum(axis=1).min())} examples; lower partition.min_size.")
     return deal(counts, codes, rng)
 
 
@@ -240,9 +228,7 @@ class MultimodalConfig(PartitionConfig):
         min_length=1,
         description="Fraction of the clients in each mode; one number per mode.",
     )
-    classes_per_client: int = Field(
-        default=2, ge=1, description="How many classes of its mode each client has."
-    )
+    classes_per_client: int = Field(default=2, ge=1, description="How many classes of its mode each client has.")
 
     @field_validator("mode_shares")
     @classmethod
@@ -273,16 +259,12 @@ def multimodal(
     per_mode = apportion(clients, shares, least=1)
     holds = np.zeros((clients, len(supply)), dtype=bool)
     start = 0
-    for members, mode in zip(
-        per_mode, np.array_split(rng.permutation(len(supply)), len(shares)), strict=True
-    ):
+    for members, mode in zip(per_mode, np.array_split(rng.permutation(len(supply)), len(shares)), strict=True):
         rows = np.arange(start, start + members)
         holds[np.ix_(rows, mode)] = _hold_exactly(int(members), each, supply[mode], rng)
         start += members
     holders = np.maximum(holds.sum(axis=0), 1)
     unit = int((supply // holders)[holds.any(axis=0)].min())
     if unit * each < config.min_size:
-        raise DataError(
-            f"A client would have {unit * each} examples; lower num_clients or partition.min_size."
-        )
+        raise DataError(f"A client would have {unit * each} examples; lower num_clients or partition.min_size.")
     return deal(holds[rng.permutation(clients)] * unit, codes, rng)

@@ -25,9 +25,7 @@ def read_image_folder(folder: Path, config: DataConfig) -> Raw:
     if split and "test" in names:
         parts.append(_read_classes(folder / "test", config))
     if len({part.x.shape[1:] for part in parts}) > 1:
-        raise DataError(
-            f"{folder}: train and test images have different sizes; set data.image_size, as in 32."
-        )
+        raise DataError(f"{folder}: train and test images have different sizes; set data.image_size, as in 32.")
     if all(_is_grey(part.x) for part in parts):
         parts = [replace(part, x=np.ascontiguousarray(part.x[:, :1])) for part in parts]
     return Raw(parts[0], parts[1] if len(parts) > 1 else None, from_pictures=True)

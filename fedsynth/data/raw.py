@@ -87,8 +87,7 @@ def as_examples(x: np.ndarray, where: str, shape: tuple[int, ...] | None = None)
         x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     elif x.ndim < 2 or (x.ndim == 4 and x.shape[1] not in CHANNELS) or x.ndim > 4:
         raise DataError(
-            f"{where}: examples of shape {x.shape[1:]} are neither rows nor images; "
-            "set data.shape, as in [1, 28, 28]."
+            f"{where}: examples of shape {x.shape[1:]} are neither rows nor images; set data.shape, as in [1, 28, 28]."
         )
     return _compact(x)
 
@@ -142,9 +141,7 @@ def resized(raw: Raw, size: tuple[int, int] | None, where: str) -> Raw:
     if size is None:
         return raw
     if raw.train.x.ndim != 4:
-        raise DataError(
-            f"{where} holds no images, so data.image_size cannot be used; remove it or set data.shape."
-        )
+        raise DataError(f"{where} holds no images, so data.image_size cannot be used; remove it or set data.shape.")
     parts = [replace(part, x=resize(part.x, size)) for part in raw.parts()]
     return replace(raw, train=parts[0], test=parts[1] if len(parts) > 1 else None)
 

@@ -29,14 +29,11 @@ def client_paths(folder: Path) -> dict[str, Path]:
     for path in sorted([*class_folders(folder), *(path for path in files if not path.name.startswith("."))]):
         client = path.name if path.is_dir() else path.stem
         if client in found:
-            raise DataError(
-                f'{folder} has two places for client "{client}": {found[client].name} and {path.name}.'
-            )
+            raise DataError(f'{folder} has two places for client "{client}": {found[client].name} and {path.name}.')
         found[client] = path
     if not found:
         raise DataError(
-            f"{folder} has no clients; each needs a sub-folder (images or IDX) "
-            "or a file (.npz, .csv or .parquet)."
+            f"{folder} has no clients; each needs a sub-folder (images or IDX) or a file (.npz, .csv or .parquet)."
         )
     return found
 

@@ -50,9 +50,7 @@ def load_source(config: DataConfig, seed: int = 0) -> Source:
     """Read the one source that `data.name` (or a single entry of `data.sources`) names."""
     names = config.sources or (config.name,)
     if len(names) != 1:
-        raise ConfigError(
-            f"data.sources names {len(names)} sources; use load_sources or load_federated for several."
-        )
+        raise ConfigError(f"data.sources names {len(names)} sources; use load_sources or load_federated for several.")
     return load_sources(config, seed)[0]
 
 
@@ -85,9 +83,7 @@ def read_raw(name: str, config: DataConfig) -> Raw:
     if colon and kind in READERS:
         place = Path(path).expanduser()
         if not path or not place.exists():
-            raise DataError(
-                f"{path or 'Nothing'} does not exist; check the path after {kind}: in the data's name."
-            )
+            raise DataError(f"{path or 'Nothing'} does not exist; check the path after {kind}: in the data's name.")
         return READERS[kind](place, config)
     if name == "digits":
         return _digits()
@@ -116,16 +112,12 @@ def _digits() -> Raw:
     return Raw(Part(x, digits.target.astype(np.int64)))
 
 
-def _prepare(
-    name: str, raw: Raw, config: DataConfig, classes: ClassList | None, rng: np.random.Generator
-) -> Source:
+def _prepare(name: str, raw: Raw, config: DataConfig, classes: ClassList | None, rng: np.random.Generator) -> Source:
     """Number the labels, resize, keep the wanted classes and the wanted amount, and take the fingerprint."""
     raw = resized(raw, config.size, name)
     shapes = {part.x.shape[1:] for part in raw.parts()}
     if len(shapes) > 1:
-        raise DataError(
-            f"{name}: train and test examples differ in shape ({' and '.join(map(str, shapes))})."
-        )
+        raise DataError(f"{name}: train and test examples differ in shape ({' and '.join(map(str, shapes))}).")
     numbers, names = number_labels([part.y for part in raw.parts()], name)
     names = raw.class_names or names
     train = Dataset(raw.train.x, numbers[0])
@@ -154,9 +146,7 @@ def _class_numbers(classes: ClassList, names: tuple[str, ...], source: str) -> l
             numbers.append(wanted)
         else:
             hint = nearest(str(wanted), names) if isinstance(wanted, str) else ""
-            raise DataError(
-                f"data.classes: {source} has no class {wanted!r}; it has {len(names)} classes.{hint}"
-            )
+            raise DataError(f"data.classes: {source} has no class {wanted!r}; it has {len(names)} classes.{hint}")
     if len(set(numbers)) != len(numbers) or not numbers:
         raise DataError("data.classes must name at least one class, and none twice.")
     return numbers

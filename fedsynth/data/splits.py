@@ -32,9 +32,7 @@ def part_sizes(sizes: np.ndarray, validation: float, test: float) -> tuple[np.nd
     pairs = sizes == 2
     tests = np.where(pairs, int(test > 0), tests)
     validations = np.where(pairs, int(test == 0 and validation > 0), validations)
-    excess = np.maximum(
-        validations + tests - (sizes - 1), 0
-    )  # rounding up twice must not empty the train part
+    excess = np.maximum(validations + tests - (sizes - 1), 0)  # rounding up twice must not empty the train part
     larger = validations >= tests
     return validations - np.where(larger, excess, 0), tests - np.where(larger, 0, excess)
 
@@ -125,8 +123,7 @@ def hold_out(
     rows = np.flatnonzero(held)
     if len(rows) == 0:
         raise DataError(
-            f"{len(first)} natural clients with {len(labels)} examples leave none for a global test; "
-            "add a test part."
+            f"{len(first)} natural clients with {len(labels)} examples leave none for a global test; add a test part."
         )
     return rows
 
@@ -135,8 +132,6 @@ def assert_disjoint(rows: np.ndarray, pool: int, held_out: np.ndarray) -> None:
     """Refuse a split in which an example is used twice or is also in the global test set."""
     uses = np.bincount(rows, minlength=pool)
     if len(uses) > pool or (len(uses) and uses.max() > 1):
-        raise AssertionError(
-            "A partitioner gave an example to two clients or parts, or one that does not exist."
-        )
+        raise AssertionError("A partitioner gave an example to two clients or parts, or one that does not exist.")
     if uses[held_out].any():
         raise AssertionError("A partitioner gave a client an example of the global test set.")

@@ -76,9 +76,7 @@ def _parquet_frame(path: Path, config: DataConfig) -> Any:
     try:
         return pd.read_parquet(path, engine="pyarrow")
     except ImportError as error:
-        raise DataError(
-            f"{path}: reading parquet needs pyarrow; run pip install 'fedsynth[parquet]'."
-        ) from error
+        raise DataError(f"{path}: reading parquet needs pyarrow; run pip install 'fedsynth[parquet]'.") from error
     except Exception as error:  # pyarrow has its own family of errors, and it may be absent
         raise DataError(f"{path} is not a readable parquet file ({error}); write it again.") from error
 
@@ -96,9 +94,7 @@ def _table(frame: Any, path: Path, config: DataConfig) -> tuple[Part, tuple[str,
         _refuse_missing(frame[column], path)
     features = frame.drop(columns=[column for column, _ in used])
     if features.shape[1] == 0:
-        raise DataError(
-            f"{path} has no feature columns beside {config.label}; add the columns to learn from."
-        )
+        raise DataError(f"{path} has no feature columns beside {config.label}; add the columns to learn from.")
     groups = None
     if config.client_column is not None:
         groups = frame[config.client_column].astype(str).to_numpy(dtype=str)
@@ -110,9 +106,7 @@ def _table(frame: Any, path: Path, config: DataConfig) -> tuple[Part, tuple[str,
 def _refuse_missing(column: Any, path: Path) -> None:
     missing = int(column.isna().sum())
     if missing:
-        raise DataError(
-            f'{path}: column "{column.name}" has no value in {missing} rows; fill or remove those rows.'
-        )
+        raise DataError(f'{path}: column "{column.name}" has no value in {missing} rows; fill or remove those rows.')
 
 
 def _numbers(features: Any, path: Path, config: DataConfig) -> np.ndarray:

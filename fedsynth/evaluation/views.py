@@ -83,7 +83,12 @@ def judge_pooled(weights: Weights, spec: ModelSpec, schema: Schema, test: Datase
 
 
 def final_evaluation(
-    fed: Federation, outcome: Outcome, spec: ModelSpec, test: Dataset, test_sources: dict[str, np.ndarray], device: str
+    fed: Federation,
+    outcome: Outcome,
+    spec: ModelSpec,
+    test: Dataset,
+    test_sources: dict[str, np.ndarray],
+    device: str,
 ) -> dict[str, Any]:
     """Everything a result shows: the global test, both client views, and every client's numbers."""
     tallies = client_tallies(fed, outcome, spec, ["validation", "test"])
@@ -106,7 +111,12 @@ def final_evaluation(
 
 
 def _global_view(
-    fed: Federation, outcome: Outcome, spec: ModelSpec, test: Dataset, sources: dict[str, np.ndarray], device: str
+    fed: Federation,
+    outcome: Outcome,
+    spec: ModelSpec,
+    test: Dataset,
+    sources: dict[str, np.ndarray],
+    device: str,
 ) -> dict[str, Any]:
     if outcome.model is None or outcome.no_global:
         return {"accuracy": None, "class_variance": None, "reason": outcome.no_global}

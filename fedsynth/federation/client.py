@@ -58,7 +58,14 @@ class Client:
     """One participant, as its tasks see it."""
 
     def __init__(
-        self, id: str, data: ClientData, schema: Schema, state: PrivateState, seed: int, round: int, device: str
+        self,
+        id: str,
+        data: ClientData,
+        schema: Schema,
+        state: PrivateState,
+        seed: int,
+        round: int,
+        device: str,
     ) -> None:
         self.id, self.data, self.schema = id, data, schema
         self.state, self.seed, self.round, self.device = state, seed, round, device
@@ -77,6 +84,8 @@ class Client:
         """
         unknown = set(guarantees) - set(type(reply).model_fields)
         if unknown:
-            raise FedsynthError(f"A guarantee was given for {sorted(unknown)}, which {type(reply).__name__} does not have.")
+            raise FedsynthError(
+                f"A guarantee was given for {sorted(unknown)}, which {type(reply).__name__} does not have."
+            )
         self.released, self.guarantees = reply, guarantees
         return reply

@@ -14,12 +14,10 @@ from fedsynth.errors import FedsynthError
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.payload import PayloadError, decode, encode
-from fedsynth.federation.port import Answers, Blob, Engine, Failure
+from fedsynth.federation.port import POOLED, Answers, Blob, Engine, Failure
 from fedsynth.federation.replies import Relayed, Replies
-from fedsynth.federation.tasks import Reply, Task, TaskError
+from fedsynth.federation.tasks import Task, TaskError
 from fedsynth.seeding import generator
-
-POOLED = "*"  # the pretended client that holds everybody's data; only simulations have it
 
 
 class QuorumError(FedsynthError):
@@ -291,6 +289,3 @@ class Federation:
         self.engine.clock = kept["clock"]
         if self.watcher:
             self.watcher.restore(kept["watcher"])
-
-
-__all__ = ["POOLED", "Federation", "Policy", "QuorumError", "Reply", "State", "Watcher"]

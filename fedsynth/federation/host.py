@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import torch
 
-from fedsynth.data.dataset import ClientData, Schema
+from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.federation.client import Client, PrivateState
 from fedsynth.federation.payload import decode, encode
+from fedsynth.federation.port import POOLED
 from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.learning.effort import measured_effort
@@ -23,10 +24,17 @@ from fedsynth.seeding import derive
 class DataHolder(Protocol):
     """Whatever can hand out the data of a client: a simulated federation, or one site's own files."""
 
-    schema: Schema
+    @property
+    def schema(self) -> Schema:
+        """What the examples look like."""
+        ...
 
-    def client(self, id: str) -> ClientData:
+    def client(self, client: str, /) -> ClientData:
         """The data of one client."""
+        ...
+
+    def pooled(self, part: str, /) -> Dataset:
+        """One part of everybody's data, where somebody holds it all."""
         ...
 
 
@@ -57,7 +65,7 @@ class TaskHost:
         task = find_task(request["task"])
         seed, round_, step = request["seed"], request["round"], request["step"]
         state = PrivateState(self.store, client_id, request["states"].get(client_id))
-        data = self.data.client(client_id)
+        data = self._data_of(client_id)
         client = Client(client_id, data, self.data.schema, state, seed, round_, self.device)
         with reproducible(derive(seed, "torch", task.name, client_id, round_)), measured_effort() as effort:
             reply = task.run(client, request["fields"])
@@ -74,6 +82,11 @@ class TaskHost:
             "guarantees": client.guarantees,
             "epochs": effort.examples / max(1, len(data.train)),
         }
+
+    def _data_of(self, client_id: str) -> ClientData:
+        if client_id != POOLED:
+            return self.data.client(client_id)
+        return ClientData(*(self.data.pooled(part) for part in ("train", "validation", "test")))
 
 
 @contextlib.contextmanager

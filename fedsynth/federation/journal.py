@@ -68,7 +68,9 @@ class Journal:
         try:
             return decode(self._phase(name).read_bytes())
         except (OSError, PayloadError) as error:
-            raise UserError(f'The record of phase "{name}" in {self.folder} cannot be read: start the run anew.') from error
+            raise UserError(
+                f'The record of phase "{name}" in {self.folder} cannot be read: start the run anew.'
+            ) from error
 
     def _phase(self, name: str) -> Path:
         assert self.folder is not None

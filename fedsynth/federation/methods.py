@@ -31,7 +31,7 @@ class Method:
 
     name: str
     program: Callable[[Federation, Any], Outcome]
-    config: type
+    config: type[Any]
     model: str
     summary: str
 
@@ -39,7 +39,9 @@ class Method:
 _METHODS: dict[str, Method] = {}
 
 
-def method(name: str, config: type, model: str = "cnn") -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
+def method(
+    name: str, config: type[Any], model: str = "cnn"
+) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Register a server program. `model` is the one its paper used, taken when an experiment names none."""
 
     def register(program: Callable[..., Outcome]) -> Callable[..., Outcome]:

@@ -59,7 +59,8 @@ class Participation:
         """Count what left a client in one reply: one row per task and field."""
         for name, meaning in what.items():
             row = self.releases.setdefault(
-                f"{task}.{name}", {"task": task, "field": name, "what": meaning, "guarantee": "none", "times": 0}
+                f"{task}.{name}",
+                {"task": task, "field": name, "what": meaning, "guarantee": "none", "times": 0},
             )
             row["times"] += 1
             if name in guarantees:
@@ -72,8 +73,10 @@ class Participation:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Participation:
         """Rebuild from `as_dict`."""
-        counters = ("asked", "answered", "bytes_up", "bytes_down")
-        return cls(**{name: Counter(value) if name in counters else value for name, value in values.items()})
+        kept: dict[str, Any] = dict(values)
+        for name in ("asked", "answered", "bytes_up", "bytes_down"):
+            kept[name] = Counter(kept[name])
+        return cls(**kept)
 
 
 def _plain(value: Any) -> Any:

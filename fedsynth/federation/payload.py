@@ -42,7 +42,14 @@ def decode(blob: bytes) -> dict[str, Any]:
         length = int.from_bytes(blob[:8], "little")
         tree = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"][TREE])
         return {name: _unpack(value, tensors) for name, value in tree.items()}
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        safetensors.SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise PayloadError(f"These bytes are not a payload of fedsynth ({type(error).__name__}: {error}).") from error
 
 
@@ -68,7 +75,9 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {key: _pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_pack(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
-    raise PayloadError(f'"{path}" is a {type(value).__name__}, which cannot be sent: use tensors, numbers, text, lists.')
+    raise PayloadError(
+        f'"{path}" is a {type(value).__name__}, which cannot be sent: use tensors, numbers, text, lists.'
+    )
 
 
 def _store(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:

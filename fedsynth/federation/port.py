@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+POOLED = "*"  # the pretended client that holds everybody's data; only simulations have it
+
 FailureKind = Literal["timeout", "lost", "crashed", "task error", "unavailable", "not sent"]
 
 

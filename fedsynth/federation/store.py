@@ -32,7 +32,9 @@ class StateStore:
         try:
             values = decode(path.read_bytes())["values"]
         except (OSError, PayloadError, KeyError) as error:
-            raise FedsynthError(f'The private state of client "{client}" ({path.name}) cannot be read: {error}') from error
+            raise FedsynthError(
+                f'The private state of client "{client}" ({path.name}) cannot be read: {error}'
+            ) from error
         return dict(values)
 
     def readable(self, client: str, version: str) -> bool:

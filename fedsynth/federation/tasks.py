@@ -93,7 +93,9 @@ def task(function: Callable[..., Reply]) -> Task:
     made = Task(function)
     known = _REGISTRY.get(made.name)
     if known is not None and known.function.__module__ != function.__module__:
-        raise TaskError(f'Two tasks are called "{made.name}": in {known.function.__module__} and {function.__module__}.')
+        raise TaskError(
+            f'Two tasks are called "{made.name}": in {known.function.__module__} and {function.__module__}.'
+        )
     _REGISTRY[made.name] = made
     return made
 

@@ -6,11 +6,10 @@ To add a model, write a function that makes the body and register it with `@mode
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -29,18 +28,16 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(
-        "cnn", description="Name of the model: mlp, cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18."
-    )
-    norm: Norm = Field(
-        "auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.'
-    )
-    groups: PositiveInt = Field(4, description='Groups of each GroupNorm layer, with norm = "group".')
+    name: str = Field(default="cnn", description="Name of the model: mlp, cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18.")
+    norm: Norm = Field(default="auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
+    groups: PositiveInt = Field(default=4, description='Groups of each GroupNorm layer, with norm = "group".')
     hidden: tuple[PositiveInt, ...] | None = Field(
-        None, description="Sizes of the hidden fully connected layers; none given means the model's own."
+        default=None,
+        description="Sizes of the hidden fully connected layers; none given means the model's own.",
     )
     channels: tuple[PositiveInt, ...] | None = Field(
-        None, description="Output channels of each convolutional block; none given means the model's own."
+        default=None,
+        description="Output channels of each convolutional block; none given means the model's own.",
     )
 
 
@@ -100,10 +97,35 @@ def instantiate(spec: ModelSpec, shape: Shape, classes: int, weights: Mapping[st
     """A trainable model with copies of the given weights, without the cost of initialising it first."""
     blank = _blank(spec, tuple(shape), classes)
     check_match(blank.state_dict(), weights)
-    classifier = copy.deepcopy(blank)
-    copies = {name: tensor.detach().clone(memory_format=_layout(tensor)) for name, tensor in weights.items()}
-    classifier.load_state_dict(copies, assign=True)
-    return classifier
+    return _filled(blank, weights, "")
+
+
+def _filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
+    """A copy of a module that holds no numbers yet, with copies of the weights under this path in it.
+
+    By hand because `deepcopy` and `load_state_dict` together take longer than initialising a small model.
+    """
+    module = blank.__new__(type(blank))
+    # Dictionaries (of parameters, children, hooks) and sets belong to the copy alone.
+    module.__dict__ = {
+        name: value.copy() if isinstance(value, dict | set) else value for name, value in blank.__dict__.items()
+    }
+    for name, parameter in blank._parameters.items():
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(_copied(weights[path + name]), parameter.requires_grad)
+    for name, buffer in blank._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = _copied(weights[path + name])
+    for name, child in blank._modules.items():
+        if child is not None:
+            module._modules[name] = _filled(child, weights, f"{path}{name}.")
+    return module
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    # Weights of convolutions lie channels_last because CPU kernels are several times faster on that layout.
+    layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+    return tensor.detach().clone(memory_format=layout)
 
 
 @functools.lru_cache(maxsize=32)
@@ -111,11 +133,6 @@ def _blank(spec: ModelSpec, shape: Shape, classes: int) -> Classifier:
     """The model's structure without any numbers."""
     with torch.device("meta"):
         return _construct(spec, shape, classes)
-
-
-def _layout(tensor: Tensor) -> torch.memory_format:
-    # Weights of convolutions lie channels_last because CPU kernels are several times faster on that layout.
-    return torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
 
 
 def _construct(spec: ModelSpec, shape: Shape, classes: int) -> Classifier:
@@ -155,9 +172,7 @@ def _require_image(spec: ModelSpec, shape: Shape, smallest: int) -> tuple[int, i
     return channels, height, width
 
 
-def _fully_connected(
-    inputs: int, hidden: Sequence[int], norm: NormLayer | None = None
-) -> tuple[nn.Sequential, int]:
+def _fully_connected(inputs: int, hidden: Sequence[int], norm: NormLayer | None = None) -> tuple[nn.Sequential, int]:
     layers: list[nn.Module] = []
     for outputs in hidden:
         layers += [nn.Linear(inputs, outputs), *([norm(outputs)] if norm else []), nn.ReLU(inplace=True)]

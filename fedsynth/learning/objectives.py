@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsynth.learning.models import Classifier
 from fedsynth.learning.training import CrossEntropy
 
 
@@ -74,11 +75,15 @@ class Contrastive:
     """MOON: draw the representation towards the global model's and away from the client's previous one."""
 
     def __init__(self, received: nn.Module, previous: nn.Module | None, mu: float, temperature: float) -> None:
-        self.received, self.previous = received.eval(), previous.eval() if previous is not None else None
+        self.received, self.previous = received, previous
         self.mu, self.temperature = mu, temperature
+        received.eval()
+        if previous is not None:
+            previous.eval()
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy + μ · contrast (MOON eq. 3). Without a previous model there is nothing to contrast."""
+        assert isinstance(model, Classifier)
         z = model.body(x)
         loss = F.cross_entropy(model.head(z), y)
         if self.previous is None:

@@ -26,14 +26,14 @@ class LocalTraining(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epochs: NonNegativeInt = Field(1, description="Passes over the data; 0 leaves the model as it is.")
-    batch_size: PositiveInt = Field(32, description="Examples a step.")
-    lr: PositiveFloat = Field(0.05, description="Learning rate.")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="The optimiser.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of SGD.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay.")
+    epochs: NonNegativeInt = Field(default=1, description="Passes over the data; 0 leaves the model as it is.")
+    batch_size: PositiveInt = Field(default=32, description="Examples a step.")
+    lr: PositiveFloat = Field(default=0.05, description="Learning rate.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="The optimiser.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of SGD.")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="Weight decay.")
     max_grad_norm: PositiveFloat | None = Field(
-        None, description="Longer gradients are shortened to this norm; none given means no limit."
+        default=None, description="Longer gradients are shortened to this norm; none given means no limit."
     )
 
 
@@ -60,9 +60,7 @@ def make_optimizer(params: Iterable[nn.Parameter], training: LocalTraining) -> t
         return kind(trained, foreach=True, **settings)  # type: ignore[call-arg]
 
 
-def learning_rate(
-    schedule: str, base: float, round: int, rounds: int, step: int = 10, gamma: float = 0.5
-) -> float:
+def learning_rate(schedule: str, base: float, round: int, rounds: int, step: int = 10, gamma: float = 0.5) -> float:
     """The rate of a round (counted from 1) under a schedule: constant, step, exponential or cosine.
 
     `step` multiplies by gamma every `step` rounds (FedDPMS halves every 10); `exponential` reaches the same

@@ -91,9 +91,7 @@ def fit(
 class _Run:
     """One training under way."""
 
-    def __init__(
-        self, model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, objective: Objective
-    ) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, objective: Objective) -> None:
         self.model = model
         self.objective = objective
         self.max_grad_norm = training.max_grad_norm

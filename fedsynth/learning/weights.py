@@ -40,9 +40,7 @@ def check_match(expected: Mapping[str, torch.Tensor], weights: Mapping[str, torc
             )
     for name in weights:
         if name not in expected:
-            raise UserError(
-                f'The weights hold "{name}", which this model lacks; build the model they were made with.'
-            )
+            raise UserError(f'The weights hold "{name}", which this model lacks; build the model they were made with.')
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

@@ -67,7 +67,5 @@ class FedDynConfig(LoopConfig):
 @method("feddyn", config=FedDynConfig)
 def feddyn(fed: Federation, cfg: FedDynConfig) -> Outcome:
     """Dynamic regularisation: local optima are drawn to the global one."""
-    state = federated_loop(
-        fed, cfg, objective=DynamicRule(alpha=cfg.alpha), aggregator=DynamicServer(alpha=cfg.alpha)
-    )
+    state = federated_loop(fed, cfg, objective=DynamicRule(alpha=cfg.alpha), aggregator=DynamicServer(alpha=cfg.alpha))
     return Outcome(state.model, personal=state.personal)

@@ -1,4 +1,4 @@
-"""FedNova (Wang et al. 2020, eq. 6–8): clients' changes are divided by their effective number of steps before averaging.
+"""FedNova (Wang et al. 2020, eq. 6–8): changes are divided by their effective number of steps before averaging.
 
 w ← w − τ_eff Σ p_i d_i with d_i = (w − w_i)/‖a_i‖₁, p_i the share of examples and τ_eff = Σ p_i ‖a_i‖₁. For plain SGD
 ‖a_i‖₁ is the number of steps τ_i; for momentum ρ it is (τ_i − ρ(1−ρ^τ_i)/(1−ρ))/(1−ρ).

@@ -3,8 +3,8 @@
 FedAdam, FedYogi, FedAdagrad, and momentum (FedAvgM, with `optimizer = "sgd"`).
 
 Deviations: the average is weighted by examples, as in FedAvg (the paper's algorithm shows the plain mean and its
-experiments weigh by examples); BatchNorm statistics take the average. `optimizer = "sgd", server_lr = 1` without momentum
-is FedAvg to the last bit.
+experiments weigh by examples); BatchNorm statistics take the average. `optimizer = "sgd"` with `server_lr = 1` and
+`momentum = 0` is FedAvg to the last bit.
 """
 
 from __future__ import annotations

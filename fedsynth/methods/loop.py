@@ -39,7 +39,9 @@ class LoopConfig(MethodConfig):
     """Settings of every method that is the shared loop with other values in its slots."""
 
     objective: ObjectiveSlot | None = Field(None, description="what clients minimise, in place of the method's own")
-    aggregator: AggregatorSlot | None = Field(None, description="how replies are combined, in place of the method's own")
+    aggregator: AggregatorSlot | None = Field(
+        None, description="how replies are combined, in place of the method's own"
+    )
     server: ServerSlot | None = Field(None, description="the server's optimiser, in place of the method's own")
 
 
@@ -83,9 +85,7 @@ def train(
     if held:
         client.state["kept"] = {name: weights[name] for name in held}
     shared = {name: entry for name, entry in weights.items() if name not in held}
-    return client.release(
-        Update(model=shared, examples=len(y), loss=result.loss, steps=result.steps, extra=extra)
-    )
+    return client.release(Update(model=shared, examples=len(y), loss=result.loss, steps=result.steps, extra=extra))
 
 
 @task

@@ -12,9 +12,9 @@ import copy
 from typing import Any
 
 from pydantic import Field
-from torch import nn
 
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.learning.models import Classifier
 from fedsynth.learning.objectives import Contrastive
 from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights, load_weights, weights_of
@@ -42,7 +42,7 @@ class ContrastiveRule(LocalRule, name="contrastive"):
         return {}
 
 
-def _frozen_copy(net: nn.Module, weights: Weights) -> nn.Module:
+def _frozen_copy(net: Classifier, weights: Weights) -> Classifier:
     twin = copy.deepcopy(net)
     load_weights(twin, weights)
     return twin.requires_grad_(False)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
-from torch import nn
 
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation import Client, Replies
 from fedsynth.learning.aggregators import krum, median, trimmed_mean, weighted_mean
+from fedsynth.learning.models import Classifier
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.server_optimizers import server_step
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective
@@ -68,7 +68,7 @@ class Visit:
     """One local training: the client, its network, the weights it received and what the server rule sent along."""
 
     client: Client
-    net: nn.Module
+    net: Classifier
     received: Weights
     training: LocalTraining
     sent: dict[str, Any]

@@ -29,7 +29,12 @@ def write_record(
     _write_json(folder / "participation.json", participation.as_dict())
     _write_json(folder / "releases.json", summary["releases"])
     write_events(folder / "tensorboard", rows)
-    plot_split(folder / "split.png", data.counts()[:SPLIT_PICTURE_CLIENTS], data.clients[:SPLIT_PICTURE_CLIENTS], data.schema)
+    plot_split(
+        folder / "split.png",
+        data.counts()[:SPLIT_PICTURE_CLIENTS],
+        data.clients[:SPLIT_PICTURE_CLIENTS],
+        data.schema,
+    )
     if any("validation" in row for row in rows):
         plot_curves(folder / "curves.png", {summary["method"]: rows})
 

@@ -266,8 +266,6 @@ def test_check_shows_the_difference_of_every_silo(tmp_path):
 
 def test_check_finds_examples_held_twice(tmp_path):
     for client in "ab":
-        pd.DataFrame({"u": [1, 2], "v": [3, 5], "label": [0, 1]}).to_csv(
-            tmp_path / f"{client}.csv", index=False
-        )
+        pd.DataFrame({"u": [1, 2], "v": [3, 5], "label": [0, 1]}).to_csv(tmp_path / f"{client}.csv", index=False)
     problems = " ".join(check_data(DataConfig(name=f"clients:{tmp_path}")).problems)
     assert "2 training examples are held by more than one client" in problems

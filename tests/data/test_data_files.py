@@ -156,9 +156,7 @@ def test_client_column_must_exist(tmp_path):
 
 def test_clients_share_one_label_map(tmp_path):
     for client, labels in {"north": ["b", "c"], "south": ["a", "c"]}.items():
-        pd.DataFrame({"u": [1, 2], "v": [3, 4], "label": labels}).to_csv(
-            tmp_path / f"{client}.csv", index=False
-        )
+        pd.DataFrame({"u": [1, 2], "v": [3, 4], "label": labels}).to_csv(tmp_path / f"{client}.csv", index=False)
     pd.DataFrame({"v": [30], "label": ["a"], "u": [10]}).to_parquet(tmp_path / "west.parquet")
     source = load(f"clients:{tmp_path}")
     assert source.schema.class_names == ("a", "b", "c")
@@ -203,9 +201,7 @@ def test_clients_folder_problems(tmp_path):
         load(f"clients:{tmp_path}")
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=[0, 1])
     (tmp_path / "a.csv").unlink()
-    np.savez(
-        tmp_path / "b.npz", x_train=np.zeros((2, 3)), y_train=[0, 1], x_test=np.zeros((2, 3)), y_test=[0, 1]
-    )
+    np.savez(tmp_path / "b.npz", x_train=np.zeros((2, 3)), y_train=[0, 1], x_test=np.zeros((2, 3)), y_test=[0, 1])
     with pytest.raises(DataError, match='client "b" differs from client "a": it has a test part'):
         load(f"clients:{tmp_path}")
 
@@ -229,9 +225,7 @@ def hub_folder(tmp_path, rows: int = 4):
 def test_hub_parquet_is_decoded(tmp_path):
     pixels = hub_folder(tmp_path)
     asked = []
-    raw = read_hub(
-        "mnist", HubSet("ylecun/mnist"), DataConfig(), download=lambda repo: asked.append(repo) or tmp_path
-    )
+    raw = read_hub("mnist", HubSet("ylecun/mnist"), DataConfig(), download=lambda repo: asked.append(repo) or tmp_path)
     assert asked == ["ylecun/mnist"]
     assert np.array_equal(raw.train.x[:, 0], pixels)
     assert raw.test is not None

@@ -47,9 +47,7 @@ SMALL = {"few_sample": {"samples_per_class": 3, "few_samples": 1, "few_classes":
 )
 def test_any_division_is_sound_or_refused(name, classes, examples, clients, least, seed, skewed):
     rng = np.random.default_rng(seed)
-    labels = (
-        rng.geometric(0.5, examples).clip(1, classes) - 1 if skewed else rng.integers(0, classes, examples)
-    )
+    labels = rng.geometric(0.5, examples).clip(1, classes) - 1 if skewed else rng.integers(0, classes, examples)
     keys = {"num_clients": clients, "min_size": least, "name": name, **SMALL.get(name, {})}
     try:
         parts = run(labels, seed, **keys)
@@ -70,9 +68,7 @@ def test_any_division_is_sound_or_refused(name, classes, examples, clients, leas
 )
 def test_repairing_partitioners_succeed_whenever_it_is_possible(name, examples, clients, least, alpha):
     labels = np.random.default_rng(examples).integers(0, 7, examples)
-    keys = {"dirichlet": {"alpha": alpha}, "quantity": {"alpha": alpha}, "lognormal": {"gamma": alpha}}.get(
-        name, {}
-    )
+    keys = {"dirichlet": {"alpha": alpha}, "quantity": {"alpha": alpha}, "lognormal": {"gamma": alpha}}.get(name, {})
     if clients * least > examples:
         with pytest.raises(DataError, match=f"{clients} clients.*{examples} examples"):
             run(labels, name=name, num_clients=clients, min_size=least, **keys)
@@ -261,9 +257,7 @@ def test_wrong_tables_are_refused(table, message):
 
 
 def test_too_many_clients_says_both_numbers():
-    with pytest.raises(
-        DataError, match="601 clients of at least 10 examples cannot be made from 6000 examples"
-    ):
+    with pytest.raises(DataError, match="601 clients of at least 10 examples cannot be made from 6000 examples"):
         run(BALANCED, name="dirichlet", num_clients=601)
 
 

@@ -1,0 +1,137 @@
+"""Results as tables: for the terminal, Markdown and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from fedsynth.data.check import Check
+
+COLUMNS = {
+    "method": "method",
+    "test": "global test",
+    "class_variance": "class variance",
+    "mean": "clients, mean",
+    "worst": "worst client",
+    "variance": "client variance",
+    "megabytes": "MB up + down",
+    "epochs": "client epochs",
+    "seconds": "seconds",
+    "n": "n",
+}
+
+
+def comparison_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per method: means over the seeds, with standard deviations where there are several."""
+    methods = list(dict.fromkeys(summary["method"] for summary in summaries))
+    return [_row(name, [s for s in summaries if s["method"] == name]) for name in methods]
+
+
+def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    values = {
+        "test": [run["test"]["accuracy"] for run in runs],
+        "class_variance": [run["test"]["class_variance"] for run in runs],
+        "mean": [run["clients"].get("mean") for run in runs],
+        "worst": [run["clients"].get("worst") for run in runs],
+        "variance": [run["clients"].get("variance") for run in runs],
+        "megabytes": [(run["bytes"]["up"] + run["bytes"]["down"]) / 1e6 for run in runs],
+        "epochs": [run["client_epochs"] for run in runs],
+        "seconds": [run["seconds"] for run in runs],
+    }
+    row: dict[str, Any] = {"method": name}
+    for key, numbers in values.items():
+        known = [number for number in numbers if number is not None]
+        row[key] = mean(known) if known else None
+        if len(known) > 1:
+            row[f"{key}_std"] = stdev(known)
+    row["view"] = runs[0]["clients"].get("view", "")
+    row["n"] = len(runs)
+    return row
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row's cells as text: accuracies in percent, ± the standard deviation over seeds."""
+
+    def show(key: str, form: str, scale: float = 1.0) -> str:
+        if row.get(key) is None:
+            return "–"
+        spread = f" ± {scale * row[f'{key}_std']:{form}}" if f"{key}_std" in row else ""
+        return f"{scale * row[key]:{form}}{spread}"
+
+    own = " (own models)" if row["view"] == "personal" else ""
+    return [
+        row["method"],
+        show("test", ".2f", 100),
+        show("class_variance", ".0f"),
+        show("mean", ".2f", 100) + own,
+        show("worst", ".2f", 100),
+        show("variance", ".0f"),
+        f"{row['megabytes']:.1f}",
+        f"{row['epochs']:.0f}",
+        f"{row['seconds']:.1f}",
+        "single run" if row["n"] == 1 else str(row["n"]),
+    ]
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table; accuracies in percent, variances in percent², mean ± standard deviation over n seeds."""
+    header = list(COLUMNS.values())
+    lines = [header, ["---"] * len(header), *(cells(row) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What to say about one run, as pairs of a name and a text."""
+    test, clients = summary["test"], summary["clients"]
+    lines = [("method", f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds (single run)")]
+    if test["accuracy"] is None:
+        lines.append(("global test", f"none: {test['reason']}"))
+    else:
+        lines.append(("global test", f"{test['accuracy']:.2%}, variance over classes {test['class_variance']:.0f} %²"))
+    if clients["n"]:
+        model = "its own model" if clients["view"] == "personal" else "the global model"
+        lines.append(
+            (
+                "clients",
+                f"mean {clients['mean']:.2%}, worst {clients['worst']:.2%} (client {clients['worst_client']}), "
+                f"variance {clients['variance']:.0f} %²; {clients['n']} clients, {model}, each on its own test part",
+            )
+        )
+    moved = summary["bytes"]
+    sent = f"{moved['up'] / 1e6:.1f} MB up, {moved['down'] / 1e6:.1f} MB down"
+    lines.append(("cost", f"{sent}, {summary['client_epochs']:.0f} client epochs, {summary['seconds']:.1f} s"))
+    if summary["failed"]:
+        lines.append(("failures", f"{summary['failed']} requests were not answered; see participation.json"))
+    left = ", ".join(row["what"] for row in summary["releases"] if row["guarantee"] == "none")
+    lines.append(("left the clients unprotected", left or "nothing"))
+    lines.append(("run folder", summary["run_dir"]))
+    return lines
+
+
+def check_lines(found: Check) -> list[str]:
+    """What `fedsynth check` says, line by line."""
+    lines = []
+    for source in found.sources:
+        shape = "×".join(map(str, source.shape))
+        lines.append(
+            f"{source.name}: {shape}, {len(source.class_names)} classes, fingerprint {source.fingerprint[:12]}"
+        )
+        for part, numbers in (("train", source.train), ("test", source.test)):
+            if numbers is None:
+                lines.append(f"  {part}: none of its own; a stratified share is held out")
+                continue
+            counts = ", ".join(f"{n} {c}" for n, c in zip(source.class_names, numbers.per_class, strict=True))
+            lines.append(
+                f"  {part}: {numbers.examples} examples, values {numbers.lowest:g} to {numbers.highest:g}; {counts}"
+            )
+        if source.clients is not None:
+            lines.append(f"  {source.clients} natural clients")
+    for silo in found.silos:
+        lacking = f", lacks {', '.join(silo.missing)}" if silo.missing else ""
+        lines.append(f'client "{silo.client}": {silo.shape}, {silo.examples} examples{lacking}')
+    return (
+        lines
+        + [f"problem: {problem}" for problem in found.problems]
+        + ([] if found.problems else ["no problems found"])
+    )
