@@ -3,21 +3,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: install demo test lint types unit clean
 
 install: $(STAMP)
 
+# torch comes first and by its pinned version alone: a CPU build then satisfies everything that asks for torch later.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "fedsynth needs Python 3.11 or newer; say which with 'make PYTHON=python3.12 $(MAKECMDGOALS)'."; exit 1; }
+		{ echo "fedsynth needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 install"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(PIP) $$(grep -E '^(torch|setuptools)==' constraints.txt)
+	$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $(STAMP)
 
 demo: install
-	$(BIN)/fedsynth compare examples/demo.toml --methods fedavg,scaffold --no-references --methods fedavg,scaffold,local
+	$(BIN)/fedsynth compare examples/demo.toml --methods fedavg,fedopt,local --no-references
 
 test: lint types unit
 

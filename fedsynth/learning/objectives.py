@@ -74,7 +74,7 @@ class Dynamic(CrossEntropy):
 class Contrastive:
     """MOON: draw the representation towards the global model's and away from the client's previous one."""
 
-    def __init__(self, received: nn.Module, previous: nn.Module | None, mu: float, temperature: float) -> None:
+    def __init__(self, received: Classifier, previous: Classifier | None, mu: float, temperature: float) -> None:
         self.received, self.previous = received, previous
         self.mu, self.temperature = mu, temperature
         received.eval()

@@ -1,36 +1,24 @@
-"""The training loop: the mathematics of a naive one, rules for odd batches, evaluation, schedules."""
+"""The training loop: the mathematics of a naive one, rules for odd batches, evaluation."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsynth.errors import ConfigError, UserError
+from fedsynth.errors import UserError
 from fedsynth.learning import training as training_module
 from fedsynth.learning.models import Classifier, ModelSpec, build_model
-from fedsynth.learning.optimizers import LocalTraining, learning_rate, make_optimizer
+from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import CrossEntropy, FitResult, Tally, batch_sizes, evaluate, fit
 from fedsynth.learning.weights import weights_of
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads only slow such small models down, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def some_data(examples: int, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> tuple[Tensor, Tensor]:
@@ -270,44 +258,3 @@ def test_evaluating_nothing_is_no_number_and_wrong_labels_are_an_error() -> None
     assert (nothing + Tally(np.ones(10, int), np.full(10, 2), 1.0)).accuracy == 0.5
     with pytest.raises(UserError, match=r"must lie in 0..2"):
         evaluate(model, *some_data(30), classes=3)
-
-
-def test_learning_rates_of_the_schedules() -> None:
-    rates = [learning_rate("step", 1e-3, round, 50) for round in (1, 10, 11, 20, 21)]
-    assert rates == [1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4]
-    assert learning_rate("constant", 0.3, 40, 50) == 0.3
-    assert learning_rate("exponential", 1.0, 6, 50) == pytest.approx(0.5**0.5)
-    assert learning_rate("exponential", 1.0, 3, 50, step=1, gamma=0.9) == pytest.approx(0.81)
-    assert learning_rate("cosine", 1.0, 1, 10) == 1.0
-    assert learning_rate("cosine", 1.0, 6, 10) == pytest.approx(0.5)
-    assert 0 < learning_rate("cosine", 1.0, 10, 10) < 0.05
-    with pytest.raises(ConfigError, match='Did you mean "cosine"'):
-        learning_rate("cosin", 1.0, 1, 10)
-
-
-@settings(max_examples=30)
-@given(st.sampled_from(["constant", "step", "exponential", "cosine"]), st.integers(1, 100))
-def test_rates_start_at_the_base_and_never_rise(schedule: str, rounds: int) -> None:
-    rates = [learning_rate(schedule, 0.1, round, rounds) for round in range(1, rounds + 1)]
-    assert rates[0] == 0.1
-    assert all(later <= earlier for earlier, later in itertools.pairwise(rates))
-    assert all(rate > 0 for rate in rates)
-
-
-def test_settings_are_checked_and_survive_json() -> None:
-    given_settings = LocalTraining(epochs=5, optimizer="adam", lr=1e-3, max_grad_norm=1.0)
-    assert LocalTraining.model_validate_json(given_settings.model_dump_json()) == given_settings
-    for wrong in ({"lr": 0}, {"batch_size": 0}, {"epochs": -1}, {"momentum": 1}, {"optimiser": "sgd"}):
-        with pytest.raises(ValidationError):
-            LocalTraining(**wrong)
-    with pytest.raises(ConfigError, match=r"momentum = 0.5 has no meaning"):
-        make_optimizer(nn.Linear(1, 1).parameters(), LocalTraining(optimizer="adam", momentum=0.5))
-
-
-def test_optimisers_are_fused_and_skip_what_is_not_trained() -> None:
-    layer = nn.Linear(2, 2)
-    layer.bias.requires_grad_(False)
-    for name in ("sgd", "adam", "adamw"):
-        optimizer = make_optimizer(layer.parameters(), LocalTraining(optimizer=name))
-        assert optimizer.defaults["fused"] is True
-        assert [len(group["params"]) for group in optimizer.param_groups] == [1]
