@@ -19,7 +19,7 @@ from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.report.plots import plot_split
-from fedsynth.report.tables import COLUMNS, cells, check_lines, summary_lines
+from fedsynth.report.tables import COLUMNS, LEGEND, cells, check_lines, summary_lines
 from fedsynth.runfolder import package_version, write_json
 from fedsynth.runner import load_data, resume_run, run_experiment
 
@@ -30,7 +30,7 @@ app = typer.Typer(
     help="Federated learning on skewed data, repaired with synthetic data.",
     pretty_exceptions_enable=False,
 )
-out = Console()
+out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
 
 Words = Annotated[
     list[str] | None,
@@ -71,7 +71,9 @@ def _show_summary(summary: dict[str, Any]) -> None:
 
 
 def _show_rows(rows: list[dict[str, Any]]) -> None:
-    table = Table(*COLUMNS.values(), caption="accuracy in %, variances in %², ± standard deviation over n seeds")
+    table = Table(box=None, padding=(0, 2, 0, 0), caption=LEGEND, caption_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*cells(row))
     out.print(table)

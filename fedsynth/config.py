@@ -37,7 +37,8 @@ class EvaluationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     every: int = Field(1, ge=0, description="validate every so many rounds; 0: only at the end")
-    clients: int = Field(100, ge=1, description="clients that validate during training; all are judged at the end")
+    clients: int = Field(100, ge=1, description="clients that validate during training; a sample where there are more")
+    final_clients: int = Field(10_000, ge=1, description="clients judged at the end; a sample where there are more")
     test_curve: bool = Field(False, description="also judge the global test set while training, as papers print it")
 
 

@@ -11,7 +11,7 @@ from rich.progress import Progress as RichProgress
 
 
 class Quiet:
-    """Shows nothing."""
+    """Shows nothing, but tells people in a notebook what they should know."""
 
     def __enter__(self) -> Quiet:
         return self
@@ -27,6 +27,8 @@ class Quiet:
 
     def say(self, text: str) -> None:
         """Something worth knowing."""
+        if "ipykernel" in sys.modules:
+            print(text)
 
 
 class Bar(Quiet):

@@ -12,11 +12,10 @@ from safetensors.torch import save
 from fedsynth.config import Experiment
 from fedsynth.data.dataset import Dataset
 from fedsynth.evaluation.fairness import over_clients, per_class
-from fedsynth.evaluation.views import client_tallies, judge_pooled
+from fedsynth.evaluation.views import client_tallies, judge_pooled, judges
 from fedsynth.federation import Federation, Outcome, State
 from fedsynth.federation.store import write_atomically
 from fedsynth.learning.weights import Weights
-from fedsynth.seeding import generator
 
 
 class Progress(Protocol):
@@ -74,10 +73,10 @@ class Recorder:
         return {"metrics_bytes": size, "best": self.best, "unimproved": self.unimproved}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Drop what was written after the checkpoint."""
-        self.best, self.unimproved = values["best"], values["unimproved"]
+        """Drop what was written after the checkpoint; everything, when there is none yet."""
+        self.best, self.unimproved = values.get("best", self.best), values.get("unimproved", 0)
         with self._metrics.open("a+b") as file:
-            file.truncate(values["metrics_bytes"])
+            file.truncate(values.get("metrics_bytes", 0))
         self.rows = [json.loads(line) for line in self._metrics.read_text().splitlines()]
 
     # -- its own ------------------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ class Recorder:
             return {}
         outcome = Outcome(model, personal, no_global="judged per client" if personal else "")
         spec, config = self.experiment.model_spec, self.experiment.evaluation
-        by_view = client_tallies(fed, outcome, spec, ["validation"], to=self._judges(fed))
+        by_view = client_tallies(fed, outcome, spec, ["validation"], to=judges(fed, config.clients))
         tallies = by_view.get("personal/validation" if personal else "global/validation", {})
         clients = over_clients(tallies)
         result: dict[str, Any] = {}
@@ -104,14 +103,6 @@ class Recorder:
             view = per_class(judge_pooled(model, spec, fed.schema, self.test, self.device))
             result["test"] = {key: view[key] for key in ("accuracy", "loss", "class_variance")}
         return result
-
-    def _judges(self, fed: Federation) -> list[str]:
-        """The clients that validate: all, or the same sample in every round."""
-        count = self.experiment.evaluation.clients
-        if len(fed.clients) <= count:
-            return list(fed.clients)
-        rows = generator(fed.seed, "validating clients").choice(len(fed.clients), count, replace=False)
-        return [fed.clients[row] for row in sorted(rows)]
 
     def _write(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

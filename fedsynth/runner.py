@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,11 @@ class RunResult:
     shape: tuple[int, ...] = field(repr=False, default=())
     classes: int = field(repr=False, default=0)
 
-    def model(self) -> nn.Module:
-        """The global model, ready to use."""
+    @cached_property
+    def model(self) -> nn.Module | None:
+        """The global model, ready to use; None for a method that ends with personal models only."""
         if self.weights is None:
-            raise ConfigError(f'The method "{self.experiment.method_name}" has no global model.')
+            return None
         return instantiate(self.experiment.model_spec, self.shape, self.classes, self.weights).eval()
 
 
@@ -142,8 +143,6 @@ def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFo
     summary = summarise(experiment, data, fed, judged, seconds, recorder, folder.path)
     if outcome.model is not None:
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
-    for note in fed.participation.retries:
-        warnings.warn(note, stacklevel=2)
     write_record(folder.path, summary, recorder.rows, judged, fed.participation, data)
     folder.finish(summary)
     return RunResult(
@@ -165,7 +164,8 @@ def _judge(
     sources: dict[str, np.ndarray] = {}
     if data.test_sources is not None:
         sources = {name: np.flatnonzero(data.test_sources == i) for i, name in enumerate(data.source_names)}
-    return final_evaluation(fed, outcome, experiment.model_spec, data.test, sources, device)
+    count = experiment.evaluation.final_clients
+    return final_evaluation(fed, outcome, experiment.model_spec, data.test, sources, device, count)
 
 
 def summarise(

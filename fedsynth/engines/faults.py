@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedsynth.federation.payload import decode
 from fedsynth.federation.port import Answers, Engine, Failure
 from fedsynth.seeding import generator
 
@@ -46,8 +47,11 @@ class FaultyEngine:
         """Ask those who can be reached and will not break down; advance the clock by the slowest awaited."""
         failures: dict[str, Failure] = {}
         longest = self.config.delay
-        for client in requests:
-            seconds, failure = self._fate(task, client)
+        occasions: dict[int, str] = {}  # a broadcast is one request for all
+        for client, request in requests.items():
+            if id(request) not in occasions:
+                occasions[id(request)] = occasion(request)
+            seconds, failure = self._fate(task, client, occasions[id(request)])
             longest = max(longest, seconds)
             if failure is not None:
                 failures[client] = failure
@@ -61,10 +65,10 @@ class FaultyEngine:
         """Close the engine inside."""
         self.inner.close()
 
-    def _fate(self, task: str, client: str) -> tuple[float, Failure | None]:
+    def _fate(self, task: str, client: str, when: str) -> tuple[float, Failure | None]:
         """How long the server waits for this client, and why it fails, if it does."""
         config = self.config
-        rng = generator(self.seed, "faults", task, client, repr(self.clock))
+        rng = generator(self.seed, "faults", task, client, when)
         dropped, broke = rng.random() < config.dropout, rng.random() < config.failure
         if dropped or any(start <= self.clock < end for start, end in config.outages.get(client, [])):
             return config.delay, Failure(client, "unavailable", f"away at {self.clock:.1f} simulated seconds")
@@ -75,3 +79,9 @@ class FaultyEngine:
         if config.deadline is not None and seconds > config.deadline:
             return config.deadline, Failure(client, "timeout", f"would have taken {seconds:.1f} simulated seconds")
         return seconds, None
+
+
+def occasion(request: bytes) -> str:
+    """Which ask of the run this is. Not the clock, which may stand still, nor a count, which a resume would lose."""
+    header = decode(request)
+    return f"{header['step']}-{header['id']}"

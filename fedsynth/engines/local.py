@@ -1,7 +1,7 @@
 """The local engine: one machine, one single-threaded worker process per core, or everything in this process.
 
 Workers are forked once the data is in memory, so they share it; requests and replies pass through files in a scratch
-folder (memory-backed where the system has one); clients with the most data go first. A worker that dies is noticed at
+folder; clients with the most data go first. A worker that dies is noticed at
 once, its task is tried once more elsewhere, and nothing waits for it.
 """
 
@@ -112,8 +112,7 @@ class LocalEngine:
     def _post(self, requests: Mapping[str, bytes]) -> list[_Job]:
         """Write each distinct request once and queue the jobs, longest first."""
         if self._scratch is None:
-            shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-            self._scratch = Path(tempfile.mkdtemp(prefix="fedsynth-", dir=shared))
+            self._scratch = new_scratch()
         paths: dict[int, str] = {}
         jobs = []
         for client in sorted(requests, key=lambda c: (-self.sizes(c), c)):
@@ -218,6 +217,25 @@ class LocalEngine:
             worker.process.kill()
             worker.process.join()
         worker.pipe.close()
+
+
+def new_scratch() -> Path:
+    """A temporary folder named after this process; those of processes that were killed are removed on the way."""
+    for left in Path(tempfile.gettempdir()).glob("fedsynth-*-*"):
+        owner = left.name.split("-")[1]
+        if owner.isdigit() and not _exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"fedsynth-{os.getpid()}-"))
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _reason(code: int | None) -> str:

@@ -17,6 +17,7 @@ from fedsynth.federation.personal import personal_model
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.training import Tally, evaluate
 from fedsynth.learning.weights import Weights
+from fedsynth.seeding import generator
 
 Part = Literal["validation", "test"]
 
@@ -72,6 +73,14 @@ def client_tallies(
     return result
 
 
+def judges(fed: Federation, count: int) -> list[str]:
+    """The clients that judge a model: all, or the same sample of `count` whenever it is asked for."""
+    if len(fed.clients) <= count:
+        return list(fed.clients)
+    rows = generator(fed.seed, "judges").choice(len(fed.clients), count, replace=False)
+    return [fed.clients[row] for row in sorted(rows)]
+
+
 def judge_pooled(weights: Weights, spec: ModelSpec, schema: Schema, test: Dataset, device: str) -> Tally:
     """The global model on the global test set, at the server."""
     net = instantiate(spec, schema.shape, schema.classes, weights).to(device)
@@ -89,9 +98,10 @@ def final_evaluation(
     test: Dataset,
     test_sources: dict[str, np.ndarray],
     device: str,
+    clients: int,
 ) -> dict[str, Any]:
     """Everything a result shows: the global test, both client views, and every client's numbers."""
-    tallies = client_tallies(fed, outcome, spec, ["validation", "test"])
+    tallies = client_tallies(fed, outcome, spec, ["validation", "test"], to=judges(fed, clients))
     judged = "personal" if outcome.personal else "global"
     result: dict[str, Any] = {
         "test": _global_view(fed, outcome, spec, test, test_sources, device),

@@ -48,7 +48,9 @@ class Watcher(Protocol):
         """What the watcher must get back on resume."""
         ...
 
-    def restore(self, values: dict[str, Any]) -> None: ...
+    def restore(self, values: dict[str, Any]) -> None:
+        """Go back to a snapshot, or to the start when it is empty."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class Federation:
         carried = [Relayed(fields=dict(fields)) for _ in routes]
         for hop in range(max(map(len, routes), default=0)):
             now = {route[hop]: carried[index] for index, route in enumerate(routes) if hop < len(route)}
+            if len(now) < sum(hop < len(route) for route in routes):
+                raise FedsynthError(f'Two routes of task "{task.name}" meet at one client, at stop {hop + 1}.')
             replies = self.scatter(task, {c: {k: v for k, v in p.fields.items() if k in names} for c, p in now.items()})
             for client, payload in now.items():
                 if client in replies.failures:
@@ -161,14 +165,16 @@ class Federation:
                     )
                     continue
                 task.read_reply(answer["fields"])
-            except (PayloadError, TaskError, KeyError) as error:
+                version, guarantees = answer["state"], answer["guarantees"]
+                seconds, epochs = float(answer["seconds"]), float(answer["epochs"])
+            except (PayloadError, TaskError, KeyError, TypeError, ValueError) as error:
                 failures[client] = Failure(client, "task error", f"an unusable reply: {error}")
                 continue
             accepted[client] = blob
-            if answer["state"]:
-                self._versions[client] = answer["state"]
-            self.participation.answer(client, task.name, blob.size, answer["seconds"], answer["epochs"])
-            self.participation.release(task.name, task.leaves(), answer["guarantees"])
+            if version:
+                self._versions[client] = version
+            self.participation.answer(client, task.name, blob.size, seconds, epochs)
+            self.participation.release(task.name, task.leaves(), guarantees)
         for failure in failures.values():
             self.participation.failure(failure, task.name, self.round)
         self._check_quorum(task, order, failures)
@@ -281,6 +287,8 @@ class Federation:
 
         kept = self.journal.latest(whole)
         if kept is None:
+            if self.watcher:
+                self.watcher.restore({})
             return
         self._step, self.round, self._seconds = kept["step"], kept["round"], kept["seconds"]
         self._finished, self._versions = list(kept["finished"]), dict(kept["versions"])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from fedsynth.data.dataset import ClientData, Dataset, Schema
@@ -51,15 +52,17 @@ class TaskHost:
         started = time.perf_counter()
         try:
             answer = self._run(client_id, decode(blob))
+            # A number of fixed width: the bytes of an answer are counted, and must be the same in every run.
+            return encode({**answer, "seconds": np.array(time.perf_counter() - started)})
         except Exception as error:
-            answer = {
-                "ok": False,
-                "error": type(error).__name__,
-                "message": str(error),
-                "traceback": traceback.format_exc(),
-            }
-        answer["seconds"] = time.perf_counter() - started
-        return encode(answer)
+            return encode(
+                {
+                    "ok": False,
+                    "error": type(error).__name__,
+                    "message": str(error),
+                    "traceback": traceback.format_exc(),
+                }
+            )
 
     def _run(self, client_id: str, request: dict[str, Any]) -> dict[str, Any]:
         task = find_task(request["task"])

@@ -22,6 +22,15 @@ from fedsynth.errors import FedsynthError
 
 TREE = "fedsynth"
 MARK = "$"
+RESERVED = "__metadata__"  # where safetensors keeps the tree
+SENDABLE = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+        *(torch.float8_e4m3fn, torch.float8_e5m2),
+    }
+)
 
 
 class PayloadError(FedsynthError):
@@ -31,8 +40,11 @@ class PayloadError(FedsynthError):
 def encode(fields: Mapping[str, Any]) -> bytes:
     """Serialise named fields. The result decodes to equal values, to the last bit."""
     tensors: dict[str, torch.Tensor] = {}
-    tree = {name: _pack(value, name, tensors) for name, value in fields.items()}
-    return save_tensors(tensors, metadata={TREE: json.dumps(tree, separators=(",", ":"))})
+    try:
+        tree = json.dumps(_pack(fields, "", tensors), separators=(",", ":"))
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a list that holds itself
+        raise PayloadError(f"This value cannot be sent ({type(error).__name__}: {error}).") from error
+    return save_tensors(tensors, metadata={TREE: tree})
 
 
 def decode(blob: bytes) -> dict[str, Any]:
@@ -56,14 +68,14 @@ def decode(blob: bytes) -> dict[str, Any]:
 def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float | str):
         return value.item()
     if isinstance(value, torch.Tensor):
         return {MARK: "tensor", "name": _store(value, path, tensors)}
     if isinstance(value, np.ndarray):
         try:
-            tensor = torch.from_numpy(np.ascontiguousarray(value).copy())
-        except TypeError as error:
+            tensor = torch.from_numpy(value.copy(order="C"))
+        except (TypeError, ValueError) as error:  # text, objects; foreign byte order
             raise PayloadError(f'"{path}" is an array of {value.dtype}, which cannot be sent.') from error
         return {MARK: "array", "name": _store(tensor, path, tensors)}
     if isinstance(value, BaseModel):
@@ -72,7 +84,7 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         for key in value:
             if not isinstance(key, str) or key == MARK:
                 raise PayloadError(f'"{path}" has the key {key!r}: keys must be strings other than "{MARK}".')
-        return {key: _pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
+        return {key: _pack(item, f"{path}/{key}" if path else key, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_pack(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
     raise PayloadError(
@@ -81,8 +93,11 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _store(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
-    name = path
-    while name in tensors:  # {"a/b": …} beside {"a": {"b": …}}
+    if tensor.dtype not in SENDABLE or tensor.layout is not torch.strided or tensor.is_meta:
+        what = "without numbers" if tensor.is_meta else f"of {tensor.dtype}, {tensor.layout}"
+        raise PayloadError(f'"{path}" is a tensor {what}, which cannot be sent.')
+    name = path.encode("utf-8", "replace").decode()  # names must be Unicode; keys are any Python string
+    while name in tensors or name == RESERVED:  # {"a/b": …} beside {"a": {"b": …}}
         name += "'"
     # A copy of our own: safetensors refuses tensors that share memory, and views would carry their whole storage.
     tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -7,16 +7,19 @@ from the versions of its checkpoint.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.payload import PayloadError, decode, encode
 
+LONGEST_NAME = 200
 KEPT_STEPS = 2  # the journal keeps its last two checkpoints, so the versions of both must stay
 
 
@@ -72,7 +75,10 @@ class StateStore:
 
     def _path(self, client: str, version: str) -> Path:
         # Ids and versions come over a network one day: nothing in them may leave the folder.
-        safe = re.sub(r"[^A-Za-z0-9_.-]", lambda m: f"%{ord(m[0]):02x}", client).replace("..", "%2e%2e")
+        # Quoting keeps different ids apart; a bare "%" stands for no id, and for the cut in one too long for a file.
+        safe = quote(client, safe="", errors="surrogatepass").replace(".", "%2E") or "%"
+        if len(safe) > LONGEST_NAME:
+            safe = f"{safe[:100]}%{hashlib.sha256(safe.encode()).hexdigest()}"
         if not re.fullmatch(r"[0-9]+-[A-Za-z0-9_.-]+", version):
             raise FedsynthError(f'"{version}" is not the name of a state version.')
         return self.folder / safe / f"{version}.safetensors"

@@ -8,18 +8,11 @@ from typing import Any
 
 from fedsynth.data.check import Check
 
-COLUMNS = {
-    "method": "method",
-    "test": "global test",
-    "class_variance": "class variance",
-    "mean": "clients, mean",
-    "worst": "worst client",
-    "variance": "client variance",
-    "megabytes": "MB up + down",
-    "epochs": "client epochs",
-    "seconds": "seconds",
-    "n": "n",
-}
+COLUMNS = ("method", "global", "class var", "clients", "worst", "client var", "MB", "epochs", "s", "n")
+LEGEND = (
+    "global: the global model on the global test set, %; clients: mean accuracy of the clients on their own test parts, %"
+    " (* with its own model); var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
+)
 
 
 def comparison_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -59,7 +52,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         spread = f" ± {scale * row[f'{key}_std']:{form}}" if f"{key}_std" in row else ""
         return f"{scale * row[key]:{form}}{spread}"
 
-    own = " (own models)" if row["view"] == "personal" else ""
+    own = "*" if row["view"] == "personal" else ""
     return [
         row["method"],
         show("test", ".2f", 100),
@@ -70,15 +63,14 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['megabytes']:.1f}",
         f"{row['epochs']:.0f}",
         f"{row['seconds']:.1f}",
-        "single run" if row["n"] == 1 else str(row["n"]),
+        "1, single run" if row["n"] == 1 else str(row["n"]),
     ]
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table; accuracies in percent, variances in percent², mean ± standard deviation over n seeds."""
-    header = list(COLUMNS.values())
-    lines = [header, ["---"] * len(header), *(cells(row) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    """A Markdown table with its legend."""
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *(cells(row) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{LEGEND[0].upper()}{LEGEND[1:]}."
 
 
 def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -103,6 +95,7 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("cost", f"{sent}, {summary['client_epochs']:.0f} client epochs, {summary['seconds']:.1f} s"))
     if summary["failed"]:
         lines.append(("failures", f"{summary['failed']} requests were not answered; see participation.json"))
+    lines.extend(("note", note) for note in summary["retries"])
     left = ", ".join(row["what"] for row in summary["releases"] if row["guarantee"] == "none")
     lines.append(("left the clients unprotected", left or "nothing"))
     lines.append(("run folder", summary["run_dir"]))
