@@ -36,6 +36,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE] [KEY=VALUE]…", help="An experiment file (TOML) and settings that change it."),
 ]
+INTERRUPTED = 130  # the exit code that typer makes of Ctrl-C
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")]
 Silent = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
@@ -263,9 +264,7 @@ def main() -> None:
     except FedsynthError as error:
         print(f"fedsynth: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print(
-            "fedsynth: interrupted; 'fedsynth resume RUN' goes on from the last finished round.",
-            file=sys.stderr,
-        )
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            print("fedsynth: interrupted; 'fedsynth resume RUN' goes on from the last finished round.", file=sys.stderr)
+        raise

@@ -16,7 +16,7 @@ from fedsynth.report.artifacts import write_csv
 from fedsynth.report.plots import plot_curves
 from fedsynth.report.tables import comparison_rows, markdown
 from fedsynth.runfolder import write_json
-from fedsynth.runner import resume_run, run_experiment
+from fedsynth.runner import check_setting, load_data, resume_run, run_experiment
 
 REFERENCES = ("local", "finetune", "centralised")
 
@@ -44,7 +44,8 @@ def compare_methods(
 ) -> Comparison:
     """Run every method with every seed on the same splits, and the reference rows beside them."""
     names = list(dict.fromkeys([*methods, *(REFERENCES if references else ())]))
-    planned = [_one(tables, name, tables.get("seed", 0) + k, methods[0]) for name in names for k in range(seeds)]
+    seed = make_experiment(tables).seed
+    planned = [_one(tables, name, seed + k, methods[0]) for name in names for k in range(seeds)]
     first = make_experiment(planned[0])
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = first.runs / (first.name or f"{stamp}-compare")
@@ -53,6 +54,7 @@ def compare_methods(
     for table in planned:
         table["runs"], table["name"] = str(path), f"{table['method']['name']}-s{table['seed']}"
         make_experiment(table)  # every mistake is found before the first run begins
+    check_setting(first, load_data(first))
     path.mkdir(parents=True)
     write_json(path / "comparison.json", {"planned": planned})
     return finish_comparison(path, progress, say)
@@ -69,7 +71,7 @@ def finish_comparison(
     summaries: list[dict[str, Any]] = []
     curves: dict[str, list[dict[str, Any]]] = {}
     for number, table in enumerate(planned, 1):
-        experiment = make_experiment(table)
+        experiment = make_experiment({**table, "runs": str(path)})  # the folder may have been moved
         say(f"[{number}/{len(planned)}] {experiment.method_name}, seed {experiment.seed}")
         summary = _done(experiment, progress)
         summaries.append(summary)

@@ -107,14 +107,16 @@ def read_experiment(file: Path) -> dict[str, Any]:
     """The tables of an experiment file, not yet checked."""
     try:
         text = file.read_text(encoding="utf-8")
-        tables: dict[str, Any] = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-        return tables
+        tables = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f'There is no file "{file}".') from None
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read as an experiment: {error}.") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{file} cannot be read as an experiment: it must hold one object.")
+    return tables
 
 
 def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -160,12 +162,19 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
             kind.model_validate(dict(tables[section]))
         except ValidationError as error:
             raise explain(error, section, kind) from None
-    for plugin in tables.get("plugins", ()):
+    plugins = tables.get("plugins", ())
+    if not isinstance(plugins, list | tuple) or not all(isinstance(plugin, str | Path) for plugin in plugins):
+        raise ConfigError('"plugins" must be a list of Python files, such as ["my_method.py"].')
+    for plugin in plugins:
         load_plugin(Path(plugin))
     method = {"name": "fedavg", **tables.get("method", {})}
-    method = {**tables.get("methods", {}).get(method["name"], {}), **method}
-    for name in tables.get("methods", {}):
+    if not isinstance(method["name"], str):
+        raise ConfigError(f"method: name = {method['name']!r} cannot be used: it must be the name of a method.")
+    for name, settings in tables.get("methods", {}).items():
         find_method(name)
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f'"methods.{name}" must be a section with settings of that method.')
+    method = {**tables.get("methods", {}).get(method["name"], {}), **method}
     try:
         experiment = Experiment(**{**{k: v for k, v in tables.items() if k != "methods"}, "method": method})
     except ValidationError as error:

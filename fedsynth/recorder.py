@@ -124,5 +124,7 @@ class Recorder:
 
 def save_model(path: Path, weights: Weights, experiment: Experiment) -> None:
     """Write weights as a safetensors file that says which model they belong to."""
-    metadata = {"model": experiment.model_spec.model_dump_json(), "method": experiment.method_name}
+    about = {"method": experiment.method_name, "model": experiment.model_spec.model_dump(mode="json")}
+    # One entry: safetensors writes several in any order, and equal models must be equal files.
+    metadata = {"fedsynth": json.dumps(about)}
     write_atomically(path, save({name: w.contiguous() for name, w in weights.items()}, metadata=metadata))

@@ -38,7 +38,10 @@ class RunFolder:
     @classmethod
     def create(cls, experiment: Experiment, data: FederatedData) -> RunFolder:
         """A new folder with the resolved experiment, the versions and the manifest of the split."""
-        path = cls._new_path(experiment, "+".join(data.source_names))
+        try:
+            path = cls._new_path(experiment, "+".join(data.source_names))
+        except OSError as error:
+            raise ConfigError(f'No run folder can be made in "{experiment.runs}": {error.strerror}.') from None
         config = experiment.resolved()
         write_json(path / "config.json", config)
         write_json(path / "versions.json", versions() | {"config": fingerprint(config)})
@@ -69,16 +72,17 @@ class RunFolder:
         try:
             kept = json.loads((path / "versions.json").read_text(encoding="utf-8"))
             manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+            config, code, version_ = kept["config"], kept["code"], kept["fedsynth"]
             split = manifest["fingerprint"]["split"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f'"{path}" cannot be resumed: its record is damaged ({error}).') from None
-        if kept["config"] != fingerprint(experiment.resolved()):
+        if config != fingerprint(experiment.resolved()):
             raise ConfigError(f'"{path}" was begun with another config: restore its config.json, or start a new run.')
         if split != data.split_fingerprint():
             raise ConfigError(f'"{path}" was begun on other data: its split is not the one that the data gives now.')
-        if kept["code"] != code_fingerprint() and not accept_code_change:
+        if code != code_fingerprint() and not accept_code_change:
             raise ConfigError(
-                f'"{path}" was begun with other code (fedsynth {kept["fedsynth"]}): the result would be a mixture. '
+                f'"{path}" was begun with other code (fedsynth {version_}): the result would be a mixture. '
                 "Install that version, start a new run, or pass --accept-code-change."
             )
         return cls(path)

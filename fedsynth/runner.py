@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsynth.config import Experiment, make_experiment
+from fedsynth.config import Experiment, make_experiment, read_experiment
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
@@ -64,14 +64,20 @@ def run_experiment(
 ) -> RunResult:
     """Run (or resume) an experiment. Everything that can be wrong with the input is found before a folder is made."""
     data = data or load_data(experiment)
-    device = choose_device(experiment.engine.device)
-    build_model(experiment.model_spec, data.schema.shape, data.schema.classes, seed=0)
+    device = check_setting(experiment, data)
     if resume is None:
         folder = RunFolder.create(experiment, data)
     else:
         folder = RunFolder.reopen(resume, experiment, data, accept_code_change)
     with folder.locked(), make_progress(experiment.method_name, progress) as shown:
         return _run(experiment, data, device, folder, shown)
+
+
+def check_setting(experiment: Experiment, data: FederatedData) -> str:
+    """Check that the device is there and the model fits the data; the device to use."""
+    device = choose_device(experiment.engine.device)
+    build_model(experiment.model_spec, data.schema.shape, data.schema.classes, seed=0)
+    return device
 
 
 def load_data(experiment: Experiment) -> FederatedData:
@@ -211,8 +217,4 @@ def resume_run(path: Path, progress: bool | None = None, accept_code_change: boo
     file = path / "config.json"
     if not file.is_file():
         raise ConfigError(f'"{path}" is not a run folder: it has no config.json.')
-    try:
-        tables = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is damaged ({error}): the run cannot be resumed.") from None
-    return run_experiment(make_experiment(tables), path, progress, accept_code_change)
+    return run_experiment(make_experiment(read_experiment(file)), path, progress, accept_code_change)

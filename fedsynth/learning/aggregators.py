@@ -33,7 +33,7 @@ def weighted_mean(many: Iterable[Weighted], total: float | None = None) -> Weigh
             elif name in sums:
                 sums[name].add_(entry.double(), alpha=weight)
             else:
-                sums[name] = entry.double().mul_(weight)
+                sums[name] = entry.double() * weight  # a new tensor, whatever the type of the entry
             kinds[name] = entry.dtype
     divisor = weight_sum if total is None else total
     if not sums or divisor == 0:

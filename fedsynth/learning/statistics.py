@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,12 @@ from fedsynth.learning.weights import BATCH_NORMS
 
 
 def measure_batch_norm(model: nn.Module, x: Tensor, batch_size: int = 512) -> None:
-    """Set the running statistics of every BatchNorm layer to their mean over the batches of `x`."""
+    """Set the running statistics of every BatchNorm layer to their mean over batches of `x`, alike in size.
+
+    Fewer than two examples have no spread to measure: they leave the statistics as they are.
+    """
+    if len(x) < 2:
+        return
     layers = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     before = [layer.momentum for layer in layers]
     for layer in layers:
@@ -18,9 +25,8 @@ def measure_batch_norm(model: nn.Module, x: Tensor, batch_size: int = 512) -> No
     device = next(model.parameters()).device
     model.train()
     with torch.no_grad():
-        for batch in x.split(batch_size):
-            if len(batch) > 1 or len(x) == 1:
-                model(batch.to(device))
+        for batch in x.tensor_split(math.ceil(len(x) / batch_size)):
+            model(batch.to(device))
     for layer, momentum in zip(layers, before, strict=True):
         layer.momentum = momentum
     model.eval()

@@ -7,7 +7,7 @@ has no BatchNorm. Weights are the numbers of training examples of the clients th
 from __future__ import annotations
 
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 
 
 class FedAvgConfig(LoopConfig):
@@ -18,4 +18,4 @@ class FedAvgConfig(LoopConfig):
 def fedavg(fed: Federation, cfg: FedAvgConfig) -> Outcome:
     """Average of locally trained models, weighted by examples."""
     state = federated_loop(fed, cfg)
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

@@ -10,7 +10,7 @@ section it takes the BatchNorm network of Fed-ZDA, because FedBN on a network wi
 from __future__ import annotations
 
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 
 
 class FedBNConfig(LoopConfig):
@@ -21,6 +21,4 @@ class FedBNConfig(LoopConfig):
 def fedbn(fed: Federation, cfg: FedBNConfig) -> Outcome:
     """Normalisation layers stay local: one model per client."""
     state = federated_loop(fed, cfg, keeps="norm")
-    if not state.personal:
-        return Outcome(state.model)
-    return Outcome(state.model, personal=state.personal, no_global="normalisation layers stay at the clients")
+    return loop_outcome(state)

@@ -18,7 +18,7 @@ from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.objectives import Dynamic
 from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import Aggregator, LocalRule, Setting, Visit
 
 
@@ -68,4 +68,4 @@ class FedDynConfig(LoopConfig):
 def feddyn(fed: Federation, cfg: FedDynConfig) -> Outcome:
     """Dynamic regularisation: local optima are drawn to the global one."""
     state = federated_loop(fed, cfg, objective=DynamicRule(alpha=cfg.alpha), aggregator=DynamicServer(alpha=cfg.alpha))
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

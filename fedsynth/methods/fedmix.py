@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.learning.objectives import MeanMixup
 from fedsynth.learning.training import CrossEntropy, Objective
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import LocalRule, Visit
 
 
@@ -75,7 +75,7 @@ def fedmix(fed: Federation, cfg: FedMixConfig) -> Outcome:
     """Mixup with averaged images that clients exchange once."""
     fed.once("exchange averages", lambda: exchange(fed, cfg))
     state = federated_loop(fed, cfg, objective=MixupRule(ratio=cfg.ratio))
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)
 
 
 def exchange(fed: Federation, cfg: FedMixConfig) -> dict[str, Any]:

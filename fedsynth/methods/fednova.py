@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fedsynth.federation import Federation, Outcome, Replies, method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import Aggregator, Setting
 
 
@@ -33,7 +35,7 @@ class NormalisedMean(Aggregator, name="fednova"):
         lengths = {client: effective_steps(reply.steps, setting.momentum) for client, reply in replies.items()}
         total = sum(examples.values())
         tau_eff = sum(examples[c] / total * lengths[c] for c in replies)
-        moved = {name: model[name].double() for name in setting.trained}
+        moved = {name: model[name].to(torch.float64, copy=True) for name in setting.trained}
         for client, reply in replies.items():
             if lengths[client] == 0:
                 continue
@@ -51,4 +53,4 @@ class FedNovaConfig(LoopConfig):
 def fednova(fed: Federation, cfg: FedNovaConfig) -> Outcome:
     """Averaging that is fair to clients with different numbers of local steps."""
     state = federated_loop(fed, cfg, aggregator=NormalisedMean())
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import AdaptiveServer
 
 
@@ -34,4 +34,4 @@ def fedopt(fed: Federation, cfg: FedOptConfig) -> Outcome:
     """A server optimiser (Adam, Yogi, Adagrad, momentum) on the averaged change."""
     server = AdaptiveServer(**{name: getattr(cfg, name) for name in AdaptiveServer.model_fields})
     state = federated_loop(fed, cfg, server=server)
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.objectives import Proximal
 from fedsynth.learning.training import Objective
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import LocalRule, Visit
 
 
@@ -34,4 +34,4 @@ class FedProxConfig(LoopConfig):
 def fedprox(fed: Federation, cfg: FedProxConfig) -> Outcome:
     """FedAvg whose clients stay near the global model (proximal term)."""
     state = federated_loop(fed, cfg, objective=ProximalRule(mu=cfg.mu))
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from fedsynth.data.dataset import Schema
-from fedsynth.federation import Client, Federation, Replies, Reply, State, leaves, task
+from fedsynth.federation import Client, Federation, Outcome, Replies, Reply, State, leaves, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import ModelSpec, build_model, instantiate
@@ -29,10 +29,18 @@ from fedsynth.methods.slots import (
     Setting,
     TakeAverage,
     Visit,
+    check_halves,
 )
 from fedsynth.seeding import derive
 
 Kept = Literal["nothing", "buffers", "norm", "head"]
+
+NO_GLOBAL = {
+    "buffers": "BatchNorm's running statistics stay at the clients",
+    "norm": "normalisation layers stay at the clients",
+    "head": "the last layer stays at the clients",
+}
+"""Why there is no whole global model where a part of the weights is kept at the clients."""
 
 
 class LoopConfig(MethodConfig):
@@ -145,12 +153,18 @@ def federated_loop(
     rule = cfg.objective or objective or Plain()
     combine = cfg.aggregator or aggregator or Mean()
     step = cfg.server or server or TakeAverage()
+    check_halves(rule, combine)
     if keeps == "nothing" and cfg.train.norm_buffers == "local":
         keeps = "buffers"
     net = start_model(fed.seed, cfg.model, fed.schema)
     trained = {name for name, _ in net.named_parameters()}
     held = kept_entries(net, keeps)
-    state = State(model=weights_of(net), memory={}, personal="kept" if held else "")
+    state = State(
+        model=weights_of(net),
+        memory={},
+        personal="kept" if held else "",
+        no_global=NO_GLOBAL[keeps] if held else "",
+    )
     for index in fed.rounds("train", cfg.train.rounds, state):
         training = cfg.train.local(index)
         setting = Setting(trained - held, len(fed.clients), training.lr, training.momentum)
@@ -168,9 +182,14 @@ def federated_loop(
             continue
         target = combine.combine(state.model, replies, state.memory, setting)
         state.model = state.model | step.step(state.model, target, state.memory, setting)
-        if cfg.train.norm_buffers == "recalibrate" and buffer_entries(net):
+        if cfg.train.norm_buffers == "recalibrate" and buffer_entries(net) - held:
             state.model = state.model | recalibrated(fed, cfg, state.model, list(replies))
     return state
+
+
+def loop_outcome(state: State) -> Outcome:
+    """What a method of the shared loop ends with."""
+    return Outcome(state.model, personal=state.personal, no_global=state.no_global)
 
 
 def recalibrated(fed: Federation, cfg: LoopConfig, model: Weights, clients: list[str]) -> Weights:

@@ -18,7 +18,7 @@ from fedsynth.learning.models import Classifier
 from fedsynth.learning.objectives import Contrastive
 from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights, load_weights, weights_of
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import LocalRule, Visit
 
 
@@ -59,4 +59,4 @@ class MoonConfig(LoopConfig):
 def moon(fed: Federation, cfg: MoonConfig) -> Outcome:
     """FedAvg with a contrastive term between the client's, the global and the previous model."""
     state = federated_loop(fed, cfg, objective=ContrastiveRule(mu=cfg.mu, temperature=cfg.temperature))
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

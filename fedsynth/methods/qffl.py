@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ from fedsynth.federation import Federation, Outcome, Replies, method
 from fedsynth.learning.aggregators import squared_distance, weighted_mean
 from fedsynth.learning.training import FitResult, evaluate
 from fedsynth.learning.weights import Weights, load_weights
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import Aggregator, LocalRule, Setting, Visit
 
 SMALLEST_LOSS = 1e-10  # as in the authors' code: a loss of zero must not divide
@@ -38,6 +38,8 @@ class ReportLoss(LocalRule, name="report_loss"):
 
 class FairMean(Aggregator, name="qffl"):
     """The q-weighted step, written as a weighted mean of the old model and the clients'."""
+
+    needs: ClassVar[str] = "report_loss"
 
     q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
 
@@ -71,4 +73,4 @@ class QfflConfig(LoopConfig):
 def qffl(fed: Federation, cfg: QfflConfig) -> Outcome:
     """Fair averaging: clients with a larger loss weigh more."""
     state = federated_loop(fed, cfg, objective=ReportLoss(), aggregator=FairMean(q=cfg.q))
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

@@ -16,7 +16,7 @@ from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, weights_of
-from fedsynth.methods.loop import LoopConfig, federated_loop, start_weights, train
+from fedsynth.methods.loop import LoopConfig, federated_loop, own_weights, start_weights, train
 from fedsynth.methods.settings import MethodConfig
 from fedsynth.methods.slots import Plain
 
@@ -46,8 +46,9 @@ def alone(client: Client, model: Weights, spec: ModelSpec, settings: dict[str, A
 
 @personal("finetuned")
 def finetuned(client: Client, model: Weights, spec: ModelSpec, settings: dict[str, Any]) -> Weights:
-    """The global model, trained a little more on the client's own data."""
-    net = instantiate(spec, client.schema.shape, client.schema.classes, model).to(client.device)
+    """The global model (with what the client keeps to itself), trained a little more on the client's own data."""
+    start = own_weights(client, model, spec)
+    net = instantiate(spec, client.schema.shape, client.schema.classes, start).to(client.device)
     x, y = client.data.train.tensors()
     fit(net, x, y, LocalTraining(**settings), client.rng("finetune"))
     return weights_of(net)
@@ -81,7 +82,9 @@ def finetune(fed: Federation, cfg: FinetuneConfig) -> Outcome:
     """FedAvg, then every client fine-tunes the global model for itself."""
     state = federated_loop(fed, cfg)
     training = cfg.train.local(max(1, cfg.train.rounds)).model_copy(update={"epochs": cfg.epochs})
-    return Outcome(state.model, personal="finetuned", personal_settings=training.model_dump())
+    return Outcome(
+        state.model, personal="finetuned", personal_settings=training.model_dump(), no_global=state.no_global
+    )
 
 
 @method("centralised", config=CentralisedConfig)

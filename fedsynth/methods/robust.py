@@ -9,7 +9,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import Krum, Median, TrimmedMean
 
 
@@ -34,18 +34,18 @@ class KrumConfig(LoopConfig):
 def run_trimmed_mean(fed: Federation, cfg: TrimmedMeanConfig) -> Outcome:
     """Averaging without the extremes, coordinate by coordinate."""
     state = federated_loop(fed, cfg, aggregator=TrimmedMean(trim=cfg.trim))
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)
 
 
 @method("median", config=MedianConfig)
 def run_median(fed: Federation, cfg: MedianConfig) -> Outcome:
     """The median of the clients' weights, coordinate by coordinate."""
     state = federated_loop(fed, cfg, aggregator=Median())
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)
 
 
 @method("krum", config=KrumConfig)
 def run_krum(fed: Federation, cfg: KrumConfig) -> Outcome:
     """The update nearest to the others (or the mean of the best few)."""
     state = federated_loop(fed, cfg, aggregator=Krum(byzantine=cfg.byzantine, keep=cfg.keep))
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

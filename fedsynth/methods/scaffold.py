@@ -11,7 +11,7 @@ All clients weigh alike in the averages, as in the paper.
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.objectives import ControlVariates
 from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights, load_weights
-from fedsynth.methods.loop import LoopConfig, federated_loop
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import Aggregator, LocalRule, Setting, Visit
 
 GRADIENT_BATCH = 512
@@ -30,6 +30,8 @@ GRADIENT_BATCH = 512
 
 class ControlRule(LocalRule, name="control_variates"):
     """Correct every step by c − c_i and report how c_i changed."""
+
+    needs: ClassVar[str] = "scaffold"
 
     option: Literal["I", "II"] = Field("II", description="how the client renews its control variate (eq. 4)")
 
@@ -75,6 +77,8 @@ def _gradient_at_received(visit: Visit) -> Weights:
 class ScaffoldServer(Aggregator, name="scaffold"):
     """Mean change of the models times the server's rate; the control variate follows the clients'."""
 
+    needs: ClassVar[str] = "control_variates"
+
     server_lr: float = Field(1.0, gt=0, description="the server's learning rate η_g")
 
     def sent(self, memory: dict[str, Any], model: Weights, setting: Setting) -> dict[str, Any]:
@@ -109,4 +113,4 @@ def scaffold(fed: Federation, cfg: ScaffoldConfig) -> Outcome:
     state = federated_loop(
         fed, cfg, objective=ControlRule(option=option), aggregator=ScaffoldServer(server_lr=cfg.server_lr)
     )
-    return Outcome(state.model, personal=state.personal)
+    return loop_outcome(state)

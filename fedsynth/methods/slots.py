@@ -29,6 +29,7 @@ class SlotValue(BaseModel):
 
     name: ClassVar[str] = ""
     slot: ClassVar[str] = ""
+    needs: ClassVar[str] = ""  # name of the value that must fill the other slot: clients' and server's half of a method
     known: ClassVar[dict[str, type[SlotValue]]] = {}
 
     def __init_subclass__(cls, slot: str = "", name: str = "", **kwargs: Any) -> None:
@@ -57,6 +58,9 @@ class SlotValue(BaseModel):
         except ValidationError as error:
             problem = error.errors()[0]
             key = ".".join(map(str, problem["loc"]))
+            if problem["type"] == "extra_forbidden":
+                known = nearest(key, cls.known[name].model_fields)
+                raise ConfigError(f'{cls.slot} "{name}" has no setting "{key}".{known}') from None
             raise ConfigError(f'{cls.slot} "{name}", key "{key}": {problem["msg"].lower()}.') from None
 
 
@@ -185,6 +189,14 @@ class AdaptiveServer(ServerOptimizer, name="fedopt"):
             self.beta2,
             self.tau,
         )
+
+
+def check_halves(rule: LocalRule, aggregator: Aggregator) -> None:
+    """Refuse an objective without the aggregator it speaks with, and the other way round."""
+    halves: tuple[tuple[SlotValue, SlotValue], ...] = ((rule, aggregator), (aggregator, rule))
+    for one, other in halves:
+        if one.needs and one.needs != other.name:
+            raise ConfigError(f'{one.slot} "{one.name}" needs {other.slot} = "{one.needs}", not "{other.name}".')
 
 
 def _slot(kind: type[SlotValue]) -> Any:

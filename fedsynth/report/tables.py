@@ -10,8 +10,8 @@ from fedsynth.data.check import Check
 
 COLUMNS = ("method", "global", "class var", "clients", "worst", "client var", "MB", "epochs", "s", "n")
 LEGEND = (
-    "global: the global model on the global test set, %; clients: mean accuracy of the clients on their own test parts, %"
-    " (* with its own model); var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
+    "global: the global model on the global test set, %; clients: the clients' mean accuracy on their own test parts, %"
+    " (* own models); var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
 )
 
 

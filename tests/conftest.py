@@ -1,0 +1,77 @@
+"""What tests of several rooms share: a small federation of digits, on any engine, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsynth.data import DataConfig, load_federated
+from fedsynth.data.federated import FederatedData
+from fedsynth.engines.faults import FaultConfig, FaultyEngine
+from fedsynth.engines.local import LocalEngine
+from fedsynth.engines.wire import WireEngine
+from fedsynth.federation import Federation
+from fedsynth.federation.host import TaskHost
+from fedsynth.federation.journal import Journal
+from fedsynth.federation.port import Engine
+from fedsynth.federation.store import StateStore
+
+FederationMaker = Callable[..., Federation]
+
+
+@pytest.fixture(scope="session")
+def digits() -> FederatedData:
+    """Four clients with 240 digits, skewed."""
+    partition = {"name": "dirichlet", "num_clients": 4, "alpha": 1.0}
+    return load_federated(DataConfig(name="digits", limit=300), partition, seed=0)
+
+
+@pytest.fixture
+def federate(tmp_path: Path, digits: FederatedData) -> Iterator[FederationMaker]:
+    """Make federations of the digits: `federate("run", workers=2)` keeps its journal and state in tmp_path/run.
+
+    Called again with the same folder, it resumes. Without a folder nothing can be resumed.
+    """
+    opened: list[Engine] = []
+
+    def make(
+        folder: str = "",
+        *,
+        workers: int = 0,
+        wire: bool = False,
+        engine: Engine | None = None,
+        faults: FaultConfig | None = None,
+        **options: Any,
+    ) -> Federation:
+        store = StateStore(tmp_path / (folder or f"unnamed-{len(opened)}") / "state")
+        if engine is None and wire:
+            engine = WireEngine(lambda: TaskHost(digits, store))
+        elif engine is None:
+            engine = LocalEngine(TaskHost(digits, store), workers, digits.train_size)
+        if faults is not None:
+            engine = FaultyEngine(engine, faults, options.get("seed", 0), digits.train_size)
+        opened.append(engine)
+        journal = Journal(tmp_path / folder) if folder else None
+        return Federation(
+            engine,
+            digits.clients,
+            digits.schema,
+            journal=journal,
+            pooled=True,
+            version_readable=store.readable,
+            **options,
+        )
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Threads only slow such small models down, most of all on a busy machine."""
+    torch.set_num_threads(1)

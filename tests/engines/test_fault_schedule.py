@@ -1,0 +1,171 @@
+"""Faults: a schedule on a virtual clock, the same in every run, that no run breaks down under."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedsynth.engines.faults import FaultConfig
+from fedsynth.federation import Client, Policy, QuorumError, Reply, State, leaves, task
+from fedsynth.federation.methods import find_method
+from fedsynth.learning.models import ModelSpec
+from fedsynth.methods.loop import start_weights
+from fedsynth.methods.settings import TrainConfig
+
+LENIENT = Policy(quorum=0.0)
+
+
+class Times(Reply):
+    times: int = leaves("how often the client took part")
+
+
+@task
+def fs_visit(client: Client) -> Times:
+    client.state["times"] = client.state.get("times", 0) + 1
+    return client.release(Times(times=client.state["times"]))
+
+
+@task
+def fs_visit_again(client: Client) -> Times:
+    return client.release(Times(times=0))
+
+
+def failures_of(fed, rounds: int) -> list[dict[str, str]]:
+    """Per round, who failed and how."""
+    return [
+        {client: f.kind for client, f in fed.broadcast(fs_visit).failures.items()}
+        for _ in fed.rounds("faulty", rounds, State())
+    ]
+
+
+def test_the_schedule_is_the_same_in_every_run_and_another_for_another_seed(federate):
+    faults = FaultConfig(dropout=0.3, failure=0.2, delay=1.0, seconds_per_example=0.1, spread=0.5)
+
+    def run(**where):
+        fed = federate(policy=LENIENT, faults=faults, **where)
+        return failures_of(fed, 10), fed.engine.clock
+
+    assert run() == run() == run(workers=2) == run(wire=True)
+    assert run(seed=1) != run()
+    assert {kind for row in run()[0] for kind in row.values()} == {"unavailable", "crashed"}
+
+
+@pytest.mark.parametrize("delay", [0.0, 1.0])
+def test_about_the_right_share_drops_out_and_not_always_the_same(federate, delay):
+    rows = failures_of(federate(policy=LENIENT, faults=FaultConfig(dropout=0.3, delay=delay)), 60)
+    assert 0.2 < sum(map(len, rows)) / 240 < 0.4
+    for client in "0123":
+        assert 0.1 < sum(client in row for row in rows) / 60 < 0.55, client
+
+
+def test_two_asks_in_one_round_meet_different_faults(federate):
+    fed = federate(policy=LENIENT, faults=FaultConfig(dropout=0.5))
+    pairs = []
+    for _ in fed.rounds("faulty", 15, State()):
+        pairs.append([frozenset(fed.broadcast(fs_visit_again).failures) for _ in range(2)])
+    assert any(first != second for first, second in pairs)
+
+
+def test_a_client_that_failed_keeps_its_state(federate):
+    fed = federate(policy=LENIENT, faults=FaultConfig(dropout=0.3, failure=0.3, delay=1.0))
+    took_part = dict.fromkeys("0123", 0)
+    for _ in fed.rounds("faulty", 10, State()):
+        for client, reply in fed.broadcast(fs_visit).items():
+            took_part[client] += 1
+            assert reply.times == took_part[client]
+
+
+def test_a_client_is_away_in_its_outages_and_only_then(federate):
+    faults = FaultConfig(delay=10.0, outages={"1": [(10.0, 30.0)], "3": [(0.0, 5.0), (35.0, 1000.0)]})
+    rows = failures_of(federate(policy=LENIENT, faults=faults), 5)  # at 0, 10, 20, 30 and 40 seconds
+    assert [sorted(row) for row in rows] == [["3"], ["1"], ["1"], [], ["3"]]
+    assert {kind for row in rows for kind in row.values()} == {"unavailable"}
+
+
+def test_the_clock_advances_by_the_slowest(federate, digits):
+    fed = federate(faults=FaultConfig(delay=2.0, seconds_per_example=0.5))
+    fed.broadcast(fs_visit)
+    slowest = 2.0 + 0.5 * max(map(digits.train_size, digits.clients))
+    assert fed.engine.clock == pytest.approx(slowest)
+    fed.broadcast(fs_visit, to=["0"])
+    assert fed.engine.clock == pytest.approx(slowest + 2.0 + 0.5 * digits.train_size("0"))
+
+
+def test_those_slower_than_the_deadline_time_out_and_are_not_waited_for(federate, digits):
+    sizes = sorted(map(digits.train_size, digits.clients))
+    limit = (sizes[1] + sizes[2]) / 2
+    fed = federate(policy=LENIENT, faults=FaultConfig(seconds_per_example=1.0, deadline=limit))
+    replies = fed.broadcast(fs_visit)
+    assert {digits.train_size(client) for client in replies} == set(sizes[:2])
+    assert {failure.kind for failure in replies.failures.values()} == {"timeout"}
+    assert fed.engine.clock == pytest.approx(limit)
+
+
+def test_speeds_are_spread_over_the_clients_and_stay_with_them(federate):
+    fed = federate(faults=FaultConfig(seconds_per_example=1.0, spread=1.0))
+    seconds: list[list[float]] = []
+    for _ in range(2):
+        row = []
+        for client in "0123":
+            before = fed.engine.clock
+            fed.broadcast(fs_visit, to=[client])
+            row.append(fed.engine.clock - before)
+        seconds.append(row)
+    assert seconds[0] == pytest.approx(seconds[1])
+
+
+def test_a_resume_restores_the_clock_and_the_schedule(federate):
+    faults = FaultConfig(dropout=0.4, delay=3.0, outages={"2": [(9.0, 14.0)]})
+    whole = federate("whole", policy=LENIENT, faults=faults)
+    expected = failures_of(whole, 8)
+
+    class Stop(Exception):
+        pass
+
+    part = federate("part", policy=LENIENT, faults=faults)
+    seen = []
+    with pytest.raises(Stop):
+        for index in part.rounds("faulty", 8, State()):
+            replies = part.broadcast(fs_visit)
+            if index == 5:
+                raise Stop
+            seen.append({client: f.kind for client, f in replies.failures.items()})
+    again = federate("part", policy=LENIENT, faults=faults)
+    assert again.engine.clock == 12.0
+    assert seen + failures_of(again, 8) == expected
+    assert again.engine.clock == whole.engine.clock
+    assert again.participation.failures == whole.participation.failures
+
+
+def trained(federate, rounds: int, **options):
+    method = find_method("fedavg")
+    fed = federate(**options)
+    spec = ModelSpec(name="mlp", hidden=(6,))
+    config = method.config(train=TrainConfig(rounds=rounds, local_epochs=1), model=spec)
+    return fed, method.program(fed, config).model, start_weights(fed.seed, spec, fed.schema)
+
+
+def test_a_method_under_faults_finishes_and_lists_who_failed(federate):
+    fed, model, _ = trained(federate, 6, policy=LENIENT, faults=FaultConfig(dropout=0.3, failure=0.2, delay=1.0))
+    assert fed.round == 6
+    assert fed.participation.failed == len(fed.participation.failures) > 0
+    assert {row["kind"] for row in fed.participation.failures} == {"unavailable", "crashed"}
+    assert all(torch.isfinite(tensor).all() for tensor in model.values())
+
+
+def test_when_nobody_can_be_reached_the_model_waits(federate):
+    fed, model, start = trained(federate, 3, policy=LENIENT, faults=FaultConfig(dropout=1.0))
+    assert fed.participation.failed == 12
+    assert all(torch.equal(model[name], start[name]) for name in start)
+
+
+def test_faults_and_a_quorum_stop_the_run(federate):
+    with pytest.raises(QuorumError, match="unavailable"):
+        trained(federate, 1, policy=Policy(quorum=0.5), faults=FaultConfig(dropout=1.0))
+
+
+@pytest.mark.parametrize("wrong", [{"dropout": 1.5}, {"delay": -1}, {"deadline": 0}, {"dropuot": 0.1}])
+def test_an_impossible_schedule_is_refused(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        FaultConfig(**wrong)

@@ -1,0 +1,120 @@
+"""Every registered method, on every kind of network: the same bits on the wire, and nothing leaves undeclared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import SMALL, Finished, same_bits
+
+from fedsynth.data.config import DataConfig
+from fedsynth.data.federated import FederatedData, load_federated
+from fedsynth.evaluation.views import client_tallies
+from fedsynth.federation.methods import all_methods
+from fedsynth.federation.tasks import find_task
+from fedsynth.learning.models import ModelSpec
+
+RunMethod = Callable[..., Finished]
+
+UPDATE = {"train": {"model", "examples", "loss", "steps", "extra"}}
+LEAVES: dict[str, dict[str, set[str]]] = {
+    "fedmix": UPDATE | {"average_images": {"images", "labels"}, "keep_averages": set()},
+    "local": {"train_alone": {"loss"}},
+}
+"""What leaves the clients, by task; FedAvg's update where nothing is said."""
+
+EXTRA: dict[str, set[str]] = {"scaffold": {"control_change"}, "qffl": {"loss_before"}}
+"""What the local objective adds to the update."""
+
+BASELINES = [
+    *("centralised", "fedavg", "fedbn", "feddyn", "fedmix", "fednova", "fedopt", "fedprox", "finetune", "krum"),
+    *("local", "median", "moon", "qffl", "scaffold", "trimmed_mean"),
+]
+
+
+@pytest.fixture(scope="module")
+def few() -> FederatedData:
+    """Digits of three classes at five clients, some with very few."""
+    config = DataConfig(name="digits", limit=90, classes=(0, 1, 2))
+    return load_federated(config, {"name": "dirichlet", "num_clients": 5, "alpha": 0.8, "min_size": 5}, seed=1)
+
+
+def test_all_baselines_are_registered() -> None:
+    assert set(BASELINES) <= {method.name for method in all_methods()}
+    assert all(method.summary.endswith(".") for method in all_methods())
+
+
+@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("method", BASELINES)
+def test_runs_with_the_same_bits_in_process_and_on_the_wire(
+    method: str, model: str, few: FederatedData, run_method: RunMethod
+) -> None:
+    spec = SMALL[model]
+    here, wire = (run_method(method, few, model=spec, engine=engine, batch_size=8) for engine in ("local", "wire"))
+    if method == "local":
+        assert here.outcome.model is None
+    else:
+        assert same_bits(here.model, wire.model)
+        assert all(torch.isfinite(entry).all() for entry in here.model.values())
+    scores = [client_tallies(one.fed, one.outcome, spec, ["validation", "test"]) for one in (here, wire)]
+    assert list(flat_scores(scores[0])) == list(flat_scores(scores[1]))
+    leaves_what_it_declares(method, here, spec)
+
+
+def flat_scores(tallies: dict[str, dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    for view, by_client in sorted(tallies.items()):
+        for client, tally in sorted(by_client.items()):
+            yield view, client, tally.correct.tolist(), tally.total.tolist(), tally.loss
+
+
+def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) -> None:
+    """The replies' bytes hold the declared fields and nothing else; the record of releases says the same."""
+    declared = LEAVES.get(method, UPDATE)
+    asks = [ask for ask in finished.asks if ask.task != "score"]
+    assert {ask.task for ask in asks} == set(declared)
+    for ask in asks:
+        assert set(find_task(ask.task).leaves()) == declared[ask.task]
+        for answer in ask.answers.values():
+            assert set(answer) == {"ok", "fields", "state", "guarantees", "epochs", "seconds"}
+            assert set(answer["fields"]) == declared[ask.task]
+            if ask.task == "train":
+                assert set(answer["fields"]["extra"]) == EXTRA.get(method, set())
+                assert set(answer["fields"]["model"]) <= set(finished.model)
+    times = {task: sum(len(ask.requests) for ask in asks if ask.task == task) for task in declared}
+    record = finished.fed.participation.releases
+    assert {key: row["times"] for key, row in record.items() if row["task"] != "score"} == {
+        f"{task}.{field}": times[task] for task, fields in declared.items() for field in fields
+    }
+    assert all(row["what"] for row in record.values())
+
+
+@pytest.mark.parametrize("method", [name for name in BASELINES if name != "fedmix"])
+def test_no_image_leaves_a_client(method: str, few: FederatedData, run_method: RunMethod) -> None:
+    """No tensor in any reply has the shape of an image (SMALL's mlp has no 8×8 weights)."""
+    finished = run_method(method, few, model=SMALL["mlp"], batch_size=8)
+    for ask in finished.asks:
+        for answer in ask.answers.values():
+            for shape in shapes(answer["fields"]):
+                assert tuple(shape[-2:]) != (8, 8)
+
+
+def shapes(value: Any) -> Iterator[tuple[int, ...]]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from shapes(item)
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        yield tuple(value.shape)
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_partial_participation_asks_only_those_sampled(method: str, few: FederatedData, run_method: RunMethod) -> None:
+    settings = {"byzantine": 0} if method == "krum" else {}
+    finished = run_method(method, few, model=SMALL["mlp"], settings=settings, fraction=0.6)
+    for ask in finished.asks:
+        if ask.task == "train" and method != "centralised":
+            assert len(ask.requests) == 3
+        elif ask.task == "train":
+            assert set(ask.requests) == {"*"}

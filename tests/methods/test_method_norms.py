@@ -1,0 +1,156 @@
+"""What happens to BatchNorm's running statistics, under FedAvg's three rules and FedBN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from federations import SMALL, Clients, Finished, same_bits
+
+from fedsynth.data.federated import FederatedData
+from fedsynth.evaluation.views import client_tallies
+from fedsynth.learning.models import ModelSpec
+from fedsynth.methods.loop import start_weights
+
+NET = SMALL["zda_cnn"]
+STATISTICS = [f"body.{layer}.running_{kind}" for layer in (1, 4) for kind in ("mean", "var")]
+BUFFERS = {*STATISTICS, "body.1.num_batches_tracked", "body.4.num_batches_tracked"}
+NORM = BUFFERS | {f"body.{layer}.{kind}" for layer in (1, 4) for kind in ("weight", "bias")}
+RunMethod = Callable[..., Finished]
+
+
+def test_running_statistics_are_averaged_by_examples(digits: FederatedData, run_method: RunMethod) -> None:
+    finished = run_method("fedavg", digits, model=NET, norm_buffers="average")
+    replies = finished.rounds()[-1].replies
+    sizes = np.array([reply["examples"] for reply in replies.values()])
+    assert len(set(sizes)) > 1
+    start = start_weights(0, NET, digits.schema)
+    for name in STATISTICS:
+        sent = np.stack([reply["model"][name].double().numpy() for reply in replies.values()])
+        got = finished.model[name].numpy()
+        assert np.allclose(got, np.average(sent, axis=0, weights=sizes), rtol=1e-6, atol=1e-7)
+        assert not np.allclose(got, sent.mean(0), atol=1e-4)  # not without the clients' weights
+        assert not np.allclose(got, sent[0], atol=1e-4)  # not the first client's
+        assert not np.allclose(got, start[name], atol=1e-4)  # not left as they were
+    counters = [reply["model"]["body.1.num_batches_tracked"] for reply in replies.values()]
+    assert finished.model["body.1.num_batches_tracked"] == max(counters)
+
+
+def test_averaging_parameters_only_would_be_another_model(digits: FederatedData, run_method: RunMethod) -> None:
+    finished = run_method("fedavg", digits, model=NET)
+    start = start_weights(0, NET, digits.schema)
+    without = finished.model | {name: start[name] for name in BUFFERS}
+    losses = []
+    for weights in (finished.model, without):
+        finished.fed.round = 99
+        tallies = client_tallies(finished.fed, type(finished.outcome)(weights), NET, ["validation"])
+        losses.append(sum(tally.loss for tally in tallies["global/validation"].values()))
+    assert abs(losses[0] - losses[1]) > 1e-2
+
+
+def test_local_statistics_stay_with_their_clients(digits: FederatedData, run_method: RunMethod) -> None:
+    finished = run_method("fedavg", digits, model=NET, norm_buffers="local", rounds=2)
+    for ask in finished.rounds():
+        assert set(ask.fields["model"]) == set(finished.model) - BUFFERS
+        assert all(set(reply["model"]) == set(finished.model) - BUFFERS for reply in ask.replies.values())
+    kept = {client: finished.state(client)["kept"] for client in digits.clients}
+    assert all(set(mine) == BUFFERS for mine in kept.values())
+    assert not torch.equal(kept["0"]["body.1.running_mean"], kept["1"]["body.1.running_mean"])
+    assert finished.outcome.personal == "kept"
+    assert finished.outcome.no_global == "BatchNorm's running statistics stay at the clients"
+
+
+def test_local_statistics_go_on_from_the_clients_own(digits: FederatedData, run_method: RunMethod) -> None:
+    one = run_method("fedavg", digits, model=NET, norm_buffers="local", rounds=1)
+    two = run_method("fedavg", digits, model=NET, norm_buffers="local", rounds=2)
+    name = "body.1.num_batches_tracked"
+    for client in digits.clients:
+        assert two.state(client)["kept"][name] == 2 * one.state(client)["kept"][name]
+
+
+def statistics_by_hand(weights: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Means and unbiased variances in front of both BatchNorm layers, each normalising by the batch itself."""
+    w = {name: entry.double() for name, entry in weights.items()}
+    result = {}
+    x = x.double()
+    for conv, norm in ((0, 1), (3, 4)):
+        x = F.conv2d(x, w[f"body.{conv}.weight"], w[f"body.{conv}.bias"], padding=2)
+        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=True)
+        result |= {f"body.{norm}.running_mean": mean, f"body.{norm}.running_var": var}
+        biased = x.var((0, 2, 3), unbiased=False)
+        x = (x - mean[:, None, None]) / (biased[:, None, None] + 1e-5).sqrt()
+        x = x * w[f"body.{norm}.weight"][:, None, None] + w[f"body.{norm}.bias"][:, None, None]
+        x = F.max_pool2d(F.relu(x), 2)
+    return result
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+def test_recalibrated_statistics_are_measured_on_the_clients_data(
+    fraction: float, digits: FederatedData, run_method: RunMethod
+) -> None:
+    finished = run_method("fedavg", digits, model=NET, norm_buffers="recalibrate", fraction=fraction)
+    clients = list(finished.rounds()[-1].requests)
+    measured, sizes = [], []
+    for client in clients:
+        x, y = digits.client(client).train.tensors()
+        measured.append(statistics_by_hand(finished.model, x))
+        sizes.append(len(y))
+    for name in STATISTICS:
+        expected = np.average([one[name].numpy() for one in measured], axis=0, weights=sizes)
+        assert np.allclose(finished.model[name], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_recalibration_leaves_the_trained_weights_alone(digits: FederatedData, run_method: RunMethod) -> None:
+    plain = run_method("fedavg", digits, model=NET, rounds=1)
+    again = run_method("fedavg", digits, model=NET, rounds=1, norm_buffers="recalibrate")
+    trained = set(plain.model) - BUFFERS
+    assert same_bits({n: plain.model[n] for n in trained}, {n: again.model[n] for n in trained})
+
+
+@pytest.mark.parametrize("spec", [ModelSpec(name="mlp", hidden=(6,), norm="batch"), NET])
+def test_a_client_with_a_single_example_can_be_recalibrated(spec: ModelSpec, run_method: RunMethod) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"many": 9, "one": 1}
+    data = Clients({c: (rng.random((n, 1, 8, 8), np.float32), rng.integers(3, size=n)) for c, n in sizes.items()}, 3)
+    finished = run_method("fedavg", data, model=spec, norm_buffers="recalibrate")
+    assert all(torch.isfinite(entry).all() for entry in finished.model.values())
+
+
+def test_fedbn_shares_all_but_the_norm_layers(digits: FederatedData, run_method: RunMethod) -> None:
+    finished = run_method("fedbn", digits, model=NET, fraction=0.6, rounds=3)
+    for ask in finished.rounds():
+        assert set(ask.fields["model"]) == set(finished.model) - NORM
+        assert all(set(reply["model"]) == set(finished.model) - NORM for reply in ask.replies.values())
+        assert all(reply["extra"] == {} for reply in ask.replies.values())
+    asked = {client for ask in finished.rounds() for client in ask.requests}
+    kept = {client: finished.state(client)["kept"] for client in asked}
+    assert all(set(mine) == NORM for mine in kept.values())
+    assert finished.outcome.no_global
+
+
+@pytest.mark.parametrize("rule", ["average", "local", "recalibrate"])
+def test_fedbn_lets_no_statistics_out_under_any_rule(rule: str, digits: FederatedData, run_method: RunMethod) -> None:
+    finished = run_method("fedbn", digits, model=NET, norm_buffers=rule, rounds=1)
+    assert {ask.task for ask in finished.asks} == {"train"}
+
+
+def test_fedbn_keeps_group_norm_layers_too(digits: FederatedData, run_method: RunMethod) -> None:
+    spec = ModelSpec(name="cnn", channels=(4, 8), hidden=(8,), norm="group")
+    finished = run_method("fedbn", digits, model=spec, rounds=1)
+    assert set(finished.state("0")["kept"]) == {
+        f"body.{layer}.{kind}" for layer in (1, 4) for kind in ("weight", "bias")
+    }
+
+
+def test_fine_tuning_starts_from_what_the_client_kept(digits: FederatedData, run_method: RunMethod) -> None:
+    """With 0 epochs the fine-tuned model is the client's own: the shared weights with its statistics."""
+    train = {"norm_buffers": "local", "local_epochs": 2}
+    own = run_method("fedavg", digits, model=NET, **train)
+    tuned = run_method("finetune", digits, model=NET, settings={"epochs": 0}, **train)
+    views = [client_tallies(f.fed, f.outcome, NET, ["test"]) for f in (own, tuned)]
+    assert [set(view) for view in views] == [{"personal/test"}] * 2
+    for client in digits.clients:
+        assert views[0]["personal/test"][client].loss == views[1]["personal/test"][client].loss
