@@ -49,7 +49,7 @@ class Experiment(BaseModel):
 
     seed: int = Field(0, ge=0, description="all randomness comes from here")
     data_seed: int | None = Field(None, ge=0, description="seed of the split, where it should not follow `seed`")
-    name: str | None = Field(None, description="name of the run folder")
+    name: str | None = Field(None, pattern=r"^[^/\\.][^/\\]*$", description="name of the run folder")
     runs: Path = Field(Path("runs"), description="folder of the run folders")
     plugins: tuple[Path, ...] = Field((), description="Python files with methods, models or tasks of your own")
     data: DataConfig = Field(default_factory=DataConfig)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
-from fedsynth.errors import ConfigError
+from fedsynth.errors import ConfigError, UserError
 from fedsynth.evaluation.views import final_evaluation
 from fedsynth.federation import Federation, Outcome, Policy
 from fedsynth.federation.host import TaskHost
@@ -50,7 +50,7 @@ class RunResult:
     @cached_property
     def model(self) -> nn.Module | None:
         """The global model, ready to use; None for a method that ends with personal models only."""
-        if self.weights is None:
+        if self.weights is None or self.summary["test"]["accuracy"] is None:
             return None
         return instantiate(self.experiment.model_spec, self.shape, self.classes, self.weights).eval()
 
@@ -69,8 +69,13 @@ def run_experiment(
         folder = RunFolder.create(experiment, data)
     else:
         folder = RunFolder.reopen(resume, experiment, data, accept_code_change)
-    with folder.locked(), make_progress(experiment.method_name, progress) as shown:
-        return _run(experiment, data, device, folder, shown)
+    try:
+        with folder.locked(), make_progress(experiment.method_name, progress) as shown:
+            return _run(experiment, data, device, folder, shown)
+    except UserError:
+        if resume is None and not (folder.path / "checkpoints").exists():
+            shutil.rmtree(folder.path)  # the program refused its settings before its first round
+        raise
 
 
 def check_setting(experiment: Experiment, data: FederatedData) -> str:
@@ -147,7 +152,7 @@ def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFo
         judged = fed.once("final evaluation", lambda: _judge(fed, outcome, experiment, data, device))
         seconds = fed.once("seconds", lambda: fed.seconds)
     summary = summarise(experiment, data, fed, judged, seconds, recorder, folder.path)
-    if outcome.model is not None:
+    if outcome.model is not None and not outcome.no_global:
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
     write_record(folder.path, summary, recorder.rows, judged, fed.participation, data)
     folder.finish(summary)

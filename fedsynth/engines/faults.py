@@ -18,7 +18,7 @@ from fedsynth.seeding import generator
 class FaultConfig(BaseModel):
     """The schedule. All zero: no faults, and the virtual clock stands still."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dropout: float = Field(0.0, ge=0, le=1, description="chance that a client cannot be reached for an ask")
     failure: float = Field(0.0, ge=0, le=1, description="chance that a client breaks down in the middle of a task")

@@ -84,6 +84,8 @@ class Federation:
         self._known = frozenset((*self.clients, POOLED))
         self._versions: dict[str, str] = {}
         self._finished: list[str] = []
+        self._entered: set[str] = set()
+        self._inside = ""
         self._current: dict[str, Any] | None = None
         self._seconds, self._clock = 0.0, time.perf_counter()
         self._resume(version_readable)
@@ -100,19 +102,21 @@ class Federation:
         """A different request to each client."""
         return self._ask(task, {client: self._request(task, [client], fields) for client, fields in requests.items()})
 
-    def relay(self, task: Task, fields: Mapping[str, Any], routes: Sequence[Sequence[str]]) -> list[Relayed]:
+    def relay(self, task: Task, start: Mapping[str, Any], routes: Sequence[Sequence[str]]) -> list[Relayed]:
         """Hand a payload from client to client along each route, the routes side by side.
 
         Each reply's fields replace the fields of the same name for the next hop. A failed hop is skipped and the
         payload survives as the last holder left it.
         """
         names = set(task.request_type.model_fields)
-        carried = [Relayed(fields=dict(fields)) for _ in routes]
+        carried = [Relayed(fields=dict(start)) for _ in routes]
         for hop in range(max(map(len, routes), default=0)):
             now = {route[hop]: carried[index] for index, route in enumerate(routes) if hop < len(route)}
             if len(now) < sum(hop < len(route) for route in routes):
                 raise FedsynthError(f'Two routes of task "{task.name}" meet at one client, at stop {hop + 1}.')
-            replies = self.scatter(task, {c: {k: v for k, v in p.fields.items() if k in names} for c, p in now.items()})
+            fields = {c: {k: v for k, v in p.fields.items() if k in names} for c, p in now.items()}
+            # No quorum here: a hop that fails is skipped, and who was missed is in the result.
+            replies = self._ask(task, {c: self._request(task, [c], f) for c, f in fields.items()}, quorum=0.0)
             for client, payload in now.items():
                 if client in replies.failures:
                     payload.failures[client] = replies.failures[client]
@@ -134,7 +138,7 @@ class Federation:
             }
         )
 
-    def _ask(self, task: Task, requests: dict[str, bytes]) -> Replies:
+    def _ask(self, task: Task, requests: dict[str, bytes], quorum: float | None = None) -> Replies:
         strangers = set(requests) - self._known
         if strangers:
             raise FedsynthError(f"These clients are not part of the federation: {sorted(strangers)}.")
@@ -143,7 +147,9 @@ class Federation:
             self.participation.request(client, task.name, len(body))
         answers = self.engine.ask(task.name, requests, self.policy.deadline)
         self.participation.retries.extend(answers.notes)
-        return self._accept(task, requests, answers)
+        replies = self._accept(task, requests, answers)
+        self._check_quorum(task, replies, self.policy.quorum if quorum is None else quorum)
+        return replies
 
     def _accept(self, task: Task, asked: Iterable[str], answers: Answers) -> Replies:
         """Check every answer once; what passes is read again, one at a time, when the program wants it."""
@@ -177,18 +183,17 @@ class Federation:
             self.participation.release(task.name, task.leaves(), guarantees)
         for failure in failures.values():
             self.participation.failure(failure, task.name, self.round)
-        self._check_quorum(task, order, failures)
         return Replies(task, accepted, failures)
 
-    def _check_quorum(self, task: Task, asked: list[str], failures: dict[str, Failure]) -> None:
-        answered = len(asked) - len(failures)
-        if not asked or answered >= self.policy.quorum * len(asked):
+    def _check_quorum(self, task: Task, replies: Replies, quorum: float) -> None:
+        answered, asked = len(replies), len(replies) + len(replies.failures)
+        if answered >= quorum * asked:
             return
-        first = next(iter(failures.values()))
+        first = next(iter(replies.failures.values()))
         trace = f"\n{first.traceback.rstrip()}" if first.traceback else ""
         raise QuorumError(
-            f'Round {self.round}, task "{task.name}": {answered} of {len(asked)} clients answered, '
-            f"{self.policy.quorum:.0%} must. First failure: {first}.{trace}"
+            f'Round {self.round}, task "{task.name}": {answered} of {asked} clients answered, '
+            f"{quorum:.0%} must. First failure: {first}.{trace}"
         )
 
     # -- choosing and drawing -----------------------------------------------------------------------------------
@@ -222,6 +227,7 @@ class Federation:
     def rounds(self, name: str, count: int, state: State) -> Iterator[int]:
         """Count rounds, from 1; after each the state is validated, recorded and kept. A resumed run goes on
         after its last kept round, with `state` as it was then."""
+        self._enter(name)
         if name in self._finished:
             state.__dict__.update(self.journal.phase(name)["state"])
             return
@@ -231,7 +237,9 @@ class Federation:
         stop = False
         for index in range(done + 1, count + 1):
             self.round += 1
+            self._inside = name
             yield index
+            self._inside = ""
             if self.watcher:
                 stop = self.watcher.round_done(self, name, state)
             last = stop or index == count
@@ -245,10 +253,19 @@ class Federation:
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
         """Do a piece of work once in the life of a run and keep what it gave, clients' private states included."""
+        self._enter(name)
         if name not in self._finished:
             self._finish(name, {"result": work()})
             self._keep(None, 0, None)
         return self.journal.phase(name)["result"]
+
+    def _enter(self, name: str) -> None:
+        """A phase begins: by a name of its own, and not inside another, or a resumed run would lose its place."""
+        if self._inside:
+            raise FedsynthError(f'The phase "{name}" begins inside the rounds of "{self._inside}": put it outside.')
+        if name in self._entered:
+            raise FedsynthError(f'Two phases of this program are called "{name}": give each a name of its own.')
+        self._entered.add(name)
 
     def _take_up(self, name: str, state: State) -> int:
         kept, self._current = self._current, None

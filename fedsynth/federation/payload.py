@@ -8,6 +8,7 @@ executes no code, and the same bytes serve the wire, the checkpoints and the pri
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,10 +42,11 @@ def encode(fields: Mapping[str, Any]) -> bytes:
     """Serialise named fields. The result decodes to equal values, to the last bit."""
     tensors: dict[str, torch.Tensor] = {}
     try:
-        tree = json.dumps(_pack(fields, "", tensors), separators=(",", ":"))
+        tree = _pack(fields, "", tensors)
+        text = _json({**tree, MARK: _checksum(tree, tensors)})
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a list that holds itself
         raise PayloadError(f"This value cannot be sent ({type(error).__name__}: {error}).") from error
-    return save_tensors(tensors, metadata={TREE: tree})
+    return save_tensors(tensors, metadata={TREE: text})
 
 
 def decode(blob: bytes) -> dict[str, Any]:
@@ -53,6 +55,8 @@ def decode(blob: bytes) -> dict[str, Any]:
         tensors = load_tensors(blob)
         length = int.from_bytes(blob[:8], "little")
         tree = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"][TREE])
+        if tree.pop(MARK) != _checksum(tree, tensors):
+            raise ValueError("the checksum does not fit: they were damaged")
         return {name: _unpack(value, tensors) for name, value in tree.items()}
     except (
         safetensors.SafetensorError,
@@ -63,6 +67,18 @@ def decode(blob: bytes) -> dict[str, Any]:
         RecursionError,
     ) as error:
         raise PayloadError(f"These bytes are not a payload of fedsynth ({type(error).__name__}: {error}).") from error
+
+
+def _json(tree: Any) -> str:
+    return json.dumps(tree, separators=(",", ":"))
+
+
+def _checksum(tree: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    """Against damage by disks and cables, not by people. Always eight digits: the bytes of a payload are counted."""
+    total = zlib.crc32(_json(tree).encode())
+    for name in sorted(tensors):
+        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
 
 
 def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:

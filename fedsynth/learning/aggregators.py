@@ -6,6 +6,7 @@ entries (BatchNorm's batch counter) are not averaged: the largest is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -46,7 +47,7 @@ def trimmed_mean(many: Sequence[Weighted], trim: float) -> Weights:
 
     Kept values keep their clients' weights, so that nothing trimmed is the weighted mean.
     """
-    cut = int(trim * len(many))
+    cut = math.ceil(trim * len(many) - 1e-9)  # at least one at each end, or few clients would trim nothing
     if 2 * cut >= len(many):
         raise UserError(f"trim = {trim} leaves nothing of {len(many)} updates: choose less than 0.5.")
     if cut == 0:
@@ -65,22 +66,46 @@ def median(many: Sequence[Weighted]) -> Weights:
     return _by_entry(many, lambda stack, shares: stack.quantile(0.5, 0) if len(stack) else stack)
 
 
-def krum_scores(many: Sequence[Weighted], byzantine: int) -> Tensor:
-    """For each update, the summed squared distance to its n − f − 2 nearest others (Blanchard et al. 2017)."""
-    flat = torch.stack([flatten(weights) for weights, _ in many])
+def krum_scores(many: Sequence[Weighted], byzantine: int, names: Iterable[str] | None = None) -> Tensor:
+    """For each update, the summed squared distance to its n − f − 2 nearest others (Blanchard et al. 2017).
+
+    `names` says which entries to look at; all of them otherwise.
+    """
+    looked_at = None if names is None else set(names)
+    flat = torch.stack([flatten(w if looked_at is None else _only(w, looked_at)) for w, _ in many])
     # The Gram matrix would cancel badly for updates that are close: distances are taken directly.
     distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
     near = max(1, len(many) - byzantine - 2)
     return distances.sort(1).values[:, 1 : near + 1].sum(1)
 
 
-def krum(many: Sequence[Weighted], byzantine: int, keep: int = 1) -> Weights:
+def krum(many: Sequence[Weighted], byzantine: int, keep: int = 1, names: Iterable[str] | None = None) -> Weights:
     """The mean of the `keep` updates with the best Krum score (1: Krum, more: multi-Krum)."""
     if len(many) < 2 * byzantine + 3:
         need = 2 * byzantine + 3
         raise UserError(f"Krum against {byzantine} Byzantine clients needs {need} updates or more, not {len(many)}.")
-    chosen = krum_scores(many, byzantine).argsort(stable=True)[:keep].sort().values
+    chosen = krum_scores(many, byzantine, names).argsort(stable=True)[:keep].sort().values
     return weighted_mean(many[int(index)] for index in chosen)
+
+
+def pooled_statistics(many: Iterable[Weighted]) -> Weights:
+    """BatchNorm statistics of all data together, from those of its parts.
+
+    The variance of the whole is the mean of the parts' variances plus the variance of their means.
+    """
+    parts = list(many)
+    mean = weighted_mean(parts)
+    result = dict(mean)
+    for name in mean:
+        if name.endswith("running_var"):
+            centre = name.removesuffix("running_var") + "running_mean"
+            spread = [({name: (w[centre].double() - mean[centre].double()).square()}, share) for w, share in parts]
+            result[name] = (mean[name].double() + weighted_mean(spread)[name]).to(mean[name].dtype)
+    return result
+
+
+def _only(weights: Weights, names: set[str]) -> Weights:
+    return {name: entry for name, entry in weights.items() if name in names}
 
 
 def flatten(weights: Weights) -> Tensor:

@@ -24,7 +24,7 @@ class FedOptConfig(LoopConfig):
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = Field("adam", description="the server's optimiser")
     server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum, for sgd")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
+    beta1: float | None = Field(None, ge=0, lt=1, description="decay of the first moment (0.9; for adagrad 0)")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
     tau: float = Field(1e-3, gt=0, description="adaptivity: larger is closer to plain averaging")
 

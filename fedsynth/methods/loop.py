@@ -10,7 +10,7 @@ from torch import nn
 from fedsynth.data.dataset import Schema
 from fedsynth.federation import Client, Federation, Outcome, Replies, Reply, State, leaves, task
 from fedsynth.federation.personal import personal
-from fedsynth.learning.aggregators import weighted_mean
+from fedsynth.learning.aggregators import pooled_statistics
 from fedsynth.learning.models import ModelSpec, build_model, instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.statistics import measure_batch_norm
@@ -193,6 +193,6 @@ def loop_outcome(state: State) -> Outcome:
 
 
 def recalibrated(fed: Federation, cfg: LoopConfig, model: Weights, clients: list[str]) -> Weights:
-    """BatchNorm's statistics of the new model, measured by the round's clients and averaged."""
+    """BatchNorm's statistics of the new model over the data of the round's clients, from what each of them measured."""
     replies: Replies = fed.broadcast(measure, to=clients, model=model, spec=cfg.model)
-    return weighted_mean((reply.buffers, reply.examples) for reply in replies.values()) if replies else {}
+    return pooled_statistics((reply.buffers, reply.examples) for reply in replies.values()) if replies else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining, learning_rate
@@ -13,7 +13,7 @@ from fedsynth.learning.optimizers import LocalTraining, learning_rate
 class TrainConfig(BaseModel):
     """The `[train]` section."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
     rounds: int = Field(20, ge=0, validation_alias=AliasChoices("rounds", "num_rounds"), description="rounds")
     local_epochs: int = Field(5, ge=0, description="epochs at a client in one round")
@@ -47,6 +47,12 @@ class TrainConfig(BaseModel):
         None, ge=1, description="stop after so many evaluations without a better validation accuracy"
     )
 
+    @model_validator(mode="after")
+    def _momentum_belongs_to_sgd(self) -> TrainConfig:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f'momentum has no meaning for optimizer = "{self.optimizer}"; remove it or choose "sgd"')
+        return self
+
     def local(self, round: int) -> LocalTraining:
         """What a client is told in this round."""
         rate = learning_rate(self.schedule, self.lr, round, self.rounds, self.lr_step, self.lr_gamma)
@@ -64,7 +70,7 @@ class TrainConfig(BaseModel):
 class MethodConfig(BaseModel):
     """Base of a method's settings. `train` and `model` come from their own sections of an experiment."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
     train: TrainConfig = Field(default_factory=TrainConfig, exclude=True)
     model: ModelSpec = Field(default_factory=ModelSpec, exclude=True)

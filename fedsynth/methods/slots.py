@@ -151,7 +151,7 @@ class Krum(Aggregator, name="krum"):
     keep: int = Field(1, ge=1, description="how many updates are averaged (more than 1: multi-Krum)")
 
     def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
-        return krum([(r.model, r.examples) for r in replies.values()], self.byzantine, self.keep)
+        return krum([(r.model, r.examples) for r in replies.values()], self.byzantine, self.keep, setting.trained)
 
 
 class ServerOptimizer(SlotValue, slot="server"):
@@ -170,11 +170,16 @@ class AdaptiveServer(ServerOptimizer, name="fedopt"):
     """SGD with momentum, Adam, Yogi or Adagrad on the averaged change."""
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = Field("adam", description="the server's optimiser")
-    server_lr: float = Field(0.1, gt=0, description="the server's learning rate")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
+    server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum, for sgd")
+    beta1: float | None = Field(None, ge=0, lt=1, description="decay of the first moment (0.9; for adagrad 0)")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
     tau: float = Field(1e-3, gt=0, description="adaptivity: larger is closer to plain averaging")
+
+    @property
+    def _first_decay(self) -> float:
+        """β1 of the paper's experiments where none was given."""
+        return self.beta1 if self.beta1 is not None else 0.0 if self.optimizer == "adagrad" else 0.9
 
     def step(self, model: Weights, target: Weights, memory: dict[str, Any], setting: Setting) -> Weights:
         return server_step(
@@ -185,7 +190,7 @@ class AdaptiveServer(ServerOptimizer, name="fedopt"):
             self.optimizer,
             self.server_lr,
             self.momentum,
-            self.beta1,
+            self._first_decay,
             self.beta2,
             self.tau,
         )

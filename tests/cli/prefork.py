@@ -13,7 +13,7 @@ import traceback
 
 import matplotlib.pyplot  # noqa: F401
 import sklearn.datasets  # noqa: F401
-import torch._dynamo  # noqa: F401
+import torch._dynamo
 import torch.utils.tensorboard  # noqa: F401
 
 from fedsynth import cli

@@ -167,7 +167,7 @@ def test_a_comparison_with_holes_is_completed_also_elsewhere(fedsynth, compariso
 
 
 def test_a_killed_comparison_is_resumed_to_the_same_table(fedsynth, tiny, comparison, tmp_path):
-    running = fedsynth.start("compare", *tiny, *COMPARE, "name=cmp", cwd=tmp_path)
+    running = fedsynth.start("compare", *tiny, *COMPARE, "--no-references", "name=cmp", cwd=tmp_path)
     folder, end = tmp_path / "runs" / "cmp", time.monotonic() + 60
     while not (folder / "fedprox-s0" / "metrics.jsonl").exists():
         assert time.monotonic() < end
@@ -176,7 +176,7 @@ def test_a_killed_comparison_is_resumed_to_the_same_table(fedsynth, tiny, compar
     assert not (folder / "table.csv").exists()
     done = fedsynth("resume", folder, "--json", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert timeless(done.json["rows"]) == timeless(comparison[1]["rows"])
+    assert timeless(done.json["rows"]) == timeless(comparison[1]["rows"][:2])
 
 
 def test_settings_of_single_methods_come_from_their_own_sections(fedsynth, tiny, tmp_path):

@@ -111,7 +111,21 @@ def test_several_changes_in_one_round_do_not_pile_up_over_the_rounds(federate, t
     assert sizes[-1] == sizes[-2] == sizes[-3] <= 7
 
 
-WICKED = ["..", ".", "", "../../up", "/etc/passwd", "a/b", "a\\b", "a%2fb", "~", "x" * 400, "病院" * 60, "\x00", "\ud800"]
+WICKED = [
+    "..",
+    ".",
+    "",
+    "../../up",
+    "/etc/passwd",
+    "a/b",
+    "a\\b",
+    "a%2fb",
+    "~",
+    "x" * 400,
+    "病院" * 60,
+    "\x00",
+    "\ud800",
+]
 
 
 def test_ids_never_leave_the_folder_and_never_share_a_file(tmp_path):

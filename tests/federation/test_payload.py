@@ -20,7 +20,11 @@ from safetensors.torch import save
 import fedsynth
 from fedsynth.federation.payload import SENDABLE, PayloadError, decode, encode
 
-ARRAY_TYPES = [np.dtype(name) for name in "bool u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8 c8".split()]
+ARRAY_TYPES = [
+    np.dtype(f"{kind}{size}")
+    for kind, sizes in {"u": "1248", "i": "1248", "f": "248", "b": "1", "c": "8"}.items()
+    for size in sizes
+]
 TENSOR_TYPES = sorted(SENDABLE, key=str)
 
 shapes = np_st.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
@@ -30,7 +34,7 @@ shapes = np_st.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 def arrays(draw):
     """Any bits at all, NaNs and infinities included; sometimes a view with strides of its own."""
     dtype, shape = draw(st.sampled_from(ARRAY_TYPES)), draw(shapes)
-    if dtype == bool:
+    if dtype.kind == "b":
         array = draw(np_st.arrays(bool, shape))
     else:
         size = math.prod(shape) * dtype.itemsize
@@ -52,9 +56,7 @@ def tensors(draw):
     return tensor.transpose(0, -1) if tensor.dim() > 1 and draw(st.booleans()) else tensor
 
 
-scalars = (
-    st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text(st.characters(codec=None))
-)
+scalars = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text(st.characters(codec=None))
 keys = st.text(st.characters(codec=None), max_size=6).filter(lambda key: key != "$") | st.just("__metadata__")
 trees = st.recursive(
     scalars | arrays() | tensors(),
@@ -92,7 +94,7 @@ def same(sent, got) -> bool:
     return type(sent) is type(got) and sent == got
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(payloads)
 def test_any_tree_comes_back_to_the_bit(fields):
     assert same(fields, decode(encode(fields)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsynth.errors import UserError
+from fedsynth.errors import FedsynthError, UserError
 from fedsynth.federation import Client, Federation, Policy, Reply, State, leaves, task
 from fedsynth.federation.payload import encode
 from fedsynth.federation.store import StateStore
@@ -38,8 +38,8 @@ def rs_move(client: Client, model: torch.Tensor) -> Moved:
     return client.release(Moved(model=model + momentum + noise + torch.rand(4)))
 
 
-class Stop(Exception):
-    """The power cut."""
+class PowerCutError(Exception):
+    """The run stops here."""
 
 
 def program(fed: Federation, stop: str = "") -> dict[str, Any]:
@@ -47,7 +47,7 @@ def program(fed: Federation, stop: str = "") -> dict[str, Any]:
 
     def cut(place: str) -> None:
         if place == stop:
-            raise Stop
+            raise PowerCutError
 
     def prepare() -> dict[str, Any]:
         replies = fed.broadcast(rs_prepare)
@@ -108,7 +108,7 @@ def assert_same_as(reference, fed: Federation, result: dict[str, Any], folder: P
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_stopped_anywhere_ends_with_the_same_bits(federate, tmp_path, reference, place):
-    with pytest.raises(Stop):
+    with pytest.raises(PowerCutError):
         program(federate("run"), stop=place)
     fed = federate("run")
     assert_same_as(reference, fed, program(fed), tmp_path / "run")
@@ -116,7 +116,7 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bits(federate, tmp_path, refe
 
 def test_a_run_stopped_again_and_again_ends_with_the_same_bits(federate, tmp_path, reference):
     for place in PLACES:
-        with pytest.raises(Stop):
+        with pytest.raises(PowerCutError):
             program(federate("run"), stop=place)
     fed = federate("run")
     assert_same_as(reference, fed, program(fed), tmp_path / "run")
@@ -129,19 +129,31 @@ def test_a_finished_run_gives_its_result_again_without_asking(federate, tmp_path
 
 
 def test_a_resumed_run_does_not_repeat_finished_rounds(federate):
-    with pytest.raises(Stop):
+    with pytest.raises(PowerCutError):
         program(federate("run"), stop="before second 2")
     fed = federate("run")
     asked = fed.participation.asked.total()
-    with pytest.raises(Stop):
+    with pytest.raises(PowerCutError):
         program(fed, stop="asked second 2")
     assert fed.participation.asked.total() == asked + 3
 
 
-def test_a_journal_without_a_folder_remembers_within_the_run(federate):
+def test_a_journal_without_a_folder_gives_the_same_result(federate, tmp_path):
+    assert encode(program(federate())) == encode(program(federate("run")))
+
+
+def test_phases_with_the_same_name_are_refused(federate):
     fed = federate()
-    result = program(fed)
-    assert encode(program(fed)) == encode(result)
+    program(fed)
+    with pytest.raises(FedsynthError, match='Two phases of this program are called "prepare"'):
+        program(fed)
+
+
+def test_a_phase_inside_the_rounds_of_another_is_refused(federate):
+    fed = federate()
+    with pytest.raises(FedsynthError, match='"inner" begins inside the rounds of "outer"'):
+        for _ in fed.rounds("outer", 2, State()):
+            fed.once("inner", lambda: 1)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -149,7 +161,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def stopped(federate, place: str = "asked second 2") -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(PowerCutError):
         program(federate("run"), stop=place)
 
 
@@ -275,14 +287,14 @@ def test_a_watcher_stops_a_phase_early_also_after_a_resume(federate):
         ran = []
         for index in fed.rounds("watched", 10, State()):
             if index == cut:
-                raise Stop
+                raise PowerCutError
             ran.append(index)
         return ran
 
     watcher = Watcher()
     assert rounds(federate(watcher=watcher)) == [1, 2, 3, 4]
     assert watcher.restored == {}, "at the start there is nothing to go back to"
-    with pytest.raises(Stop):
+    with pytest.raises(PowerCutError):
         rounds(federate("run", watcher=Watcher()), cut=3)
     watcher = Watcher()
     fed = federate("run", watcher=watcher)

@@ -118,3 +118,5 @@ def test_partial_participation_asks_only_those_sampled(method: str, few: Federat
             assert len(ask.requests) == 3
         elif ask.task == "train":
             assert set(ask.requests) == {"*"}
+        elif ask.task == "train_alone":  # costs nobody a message: everybody trains
+            assert set(ask.requests) == set(few.clients)
