@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: install
-	$(BIN)/fedsynth compare examples/demo.toml --methods fedavg,fedopt,local --no-references
+	$(BIN)/fedsynth compare examples/demo.toml --methods fedavg,feddyn,local --no-references
 
 test: lint types unit
 

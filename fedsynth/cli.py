@@ -18,6 +18,7 @@ from fedsynth.data.check import check_data
 from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.federation.methods import all_methods, find_method
+from fedsynth.plugins import load_plugins
 from fedsynth.report.plots import plot_split
 from fedsynth.report.tables import COLUMNS, LEGEND, cells, check_lines, summary_lines
 from fedsynth.runfolder import package_version, write_json
@@ -171,10 +172,11 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("--methods is empty: name at least one method, such as --methods fedavg,fedprox.")
-    for name in names:
-        find_method(name)
     file, settings = _words(words)
     tables = override(read_experiment(file) if file else {}, settings)
+    load_plugins(tables.get("plugins", ()))
+    for name in names:
+        find_method(name)
     shown = Console(stderr=True)
     say = shown.print if shown.is_terminal and not quiet else (lambda text: None)
     done = compare_methods(tables, names, seeds, references, False if quiet else None, say)

@@ -80,8 +80,9 @@ def finish_comparison(
     table_rows = comparison_rows(summaries)
     write_csv(path / "table.csv", table_rows)
     (path / "table.md").write_text(markdown(table_rows) + "\n", encoding="utf-8")
+    title = "Validation accuracy over all clients" + (", first seed" if len(summaries) > len(curves) else "")
     if any("validation" in row for rows in curves.values() for row in rows):
-        plot_curves(path / "curves.png", {k: v for k, v in curves.items() if any("validation" in r for r in v)})
+        plot_curves(path / "curves.png", {k: v for k, v in curves.items() if any("validation" in r for r in v)}, title)
     return Comparison(table_rows, summaries, path)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
 from fedsynth.methods.settings import MethodConfig, TrainConfig
+from fedsynth.plugins import beside, load_plugins
 
 
 class EngineConfig(BaseModel):
@@ -116,6 +115,8 @@ def read_experiment(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
     if not isinstance(tables, dict):
         raise ConfigError(f"{file} cannot be read as an experiment: it must hold one object.")
+    if "plugins" in tables:
+        tables["plugins"] = beside(tables["plugins"], file.parent)
     return tables
 
 
@@ -149,34 +150,12 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
 
     `[methods.NAME]` sections hold settings of single methods, for comparisons; the one of the chosen method applies.
     """
-    known = (*Experiment.model_fields, "methods")
-    for key, value in tables.items():
-        if key not in known:
-            raise ConfigError(f'The experiment has no key "{key}".{nearest(key, known)}')
-        if key in (*SECTIONS, "partition", "method", "methods") and not isinstance(value, Mapping):
-            raise ConfigError(f'"{key}" must be a section, such as [{key}] with name = "…".')
-    for section, kind in SECTIONS.items():
-        if tables.get(section) is None:
-            continue
-        try:
-            kind.model_validate(dict(tables[section]))
-        except ValidationError as error:
-            raise explain(error, section, kind) from None
-    plugins = tables.get("plugins", ())
-    if not isinstance(plugins, list | tuple) or not all(isinstance(plugin, str | Path) for plugin in plugins):
-        raise ConfigError('"plugins" must be a list of Python files, such as ["my_method.py"].')
-    for plugin in plugins:
-        load_plugin(Path(plugin))
-    method = {"name": "fedavg", **tables.get("method", {})}
-    if not isinstance(method["name"], str):
-        raise ConfigError(f"method: name = {method['name']!r} cannot be used: it must be the name of a method.")
-    for name, settings in tables.get("methods", {}).items():
-        find_method(name)
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f'"methods.{name}" must be a section with settings of that method.')
-    method = {**tables.get("methods", {}).get(method["name"], {}), **method}
+    given = {key: value for key, value in tables.items() if value is not None}
+    _check_sections(given)
+    given["plugins"] = load_plugins(given.get("plugins", ()))
+    given["method"] = _chosen_method(given.pop("methods", {}), given.get("method", {}))
     try:
-        experiment = Experiment(**{**{k: v for k, v in tables.items() if k != "methods"}, "method": method})
+        experiment = Experiment(**given)
     except ValidationError as error:
         raise explain(error, "the experiment", Experiment) from None
     if experiment.partition:
@@ -185,21 +164,29 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
-def load_plugin(file: Path) -> None:
-    """Import a user's file, whose decorators register what it defines. Only files that the user named are run."""
-    name = f"fedsynth_plugin_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f'plugins: there is no Python file "{file}".')
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(file):
-        return
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"plugins: {file} cannot be imported: {type(error).__name__}: {error}.") from error
+def _check_sections(tables: Mapping[str, Any]) -> None:
+    known = (*Experiment.model_fields, "methods")
+    for key, value in tables.items():
+        if key not in known:
+            raise ConfigError(f'The experiment has no key "{key}".{nearest(key, known)}')
+        if key in (*SECTIONS, "partition", "method", "methods") and not isinstance(value, Mapping):
+            raise ConfigError(f'"{key}" must be a section, such as [{key}] with name = "…".')
+    for section, kind in SECTIONS.items():
+        try:
+            kind.model_validate(dict(tables.get(section, {})))
+        except ValidationError as error:
+            raise explain(error, section, kind) from None
+
+
+def _chosen_method(methods: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {"name": "fedavg", **method}
+    if not isinstance(chosen["name"], str):
+        raise ConfigError(f"method: name = {chosen['name']!r} cannot be used: it must be the name of a method.")
+    for name, settings in methods.items():
+        find_method(name)
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f'"methods.{name}" must be a section with settings of that method.')
+    return {**methods.get(chosen["name"], {}), **chosen}
 
 
 def load_experiment(file: Path | None, assignments: Iterable[str] = ()) -> Experiment:

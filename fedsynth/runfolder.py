@@ -8,7 +8,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,7 +44,7 @@ class RunFolder:
             raise ConfigError(f'No run folder can be made in "{experiment.runs}": {error.strerror}.') from None
         config = experiment.resolved()
         write_json(path / "config.json", config)
-        write_json(path / "versions.json", versions() | {"config": fingerprint(config)})
+        write_json(path / "versions.json", versions(experiment.plugins) | {"config": fingerprint(config)})
         write_json(path / "manifest.json", data.manifest())
         return cls(path)
 
@@ -80,7 +80,7 @@ class RunFolder:
             raise ConfigError(f'"{path}" was begun with another config: restore its config.json, or start a new run.')
         if split != data.split_fingerprint():
             raise ConfigError(f'"{path}" was begun on other data: its split is not the one that the data gives now.')
-        if code != code_fingerprint() and not accept_code_change:
+        if code != code_fingerprint(experiment.plugins) and not accept_code_change:
             raise ConfigError(
                 f'"{path}" was begun with other code (fedsynth {version_}): the result would be a mixture. '
                 "Install that version, start a new run, or pass --accept-code-change."
@@ -116,12 +116,14 @@ def fingerprint(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def code_fingerprint() -> str:
-    """A hash of the package's source, so that a resume with other code is noticed."""
+def code_fingerprint(plugins: Sequence[Path] = ()) -> str:
+    """A hash of the source of the package and of plugins, so that a resume with other code is noticed."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    for plugin in plugins:
+        digest.update(plugin.name.encode() + b"\0" + plugin.read_bytes())
     return digest.hexdigest()
 
 
@@ -133,11 +135,11 @@ def package_version() -> str:
         return "unknown"
 
 
-def versions() -> dict[str, str]:
+def versions(plugins: Sequence[Path]) -> dict[str, str]:
     """What this run was made with."""
     return {
         "fedsynth": package_version(),
-        "code": code_fingerprint(),
+        "code": code_fingerprint(plugins),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),

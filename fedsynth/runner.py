@@ -205,7 +205,7 @@ def summarise(
         "simulated_seconds": fed.engine.clock or None,
         "failures": took_part.failures,
         "failed": took_part.failed,
-        "retries": took_part.retries,
+        "notes": took_part.notes,
         "releases": list(took_part.releases.values()),
         "norm_buffers": experiment.train.norm_buffers,
         "data": {

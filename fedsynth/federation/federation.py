@@ -146,7 +146,7 @@ class Federation:
         for client, body in requests.items():
             self.participation.request(client, task.name, len(body))
         answers = self.engine.ask(task.name, requests, self.policy.deadline)
-        self.participation.retries.extend(answers.notes)
+        self.participation.notes.extend(answers.notes)
         replies = self._accept(task, requests, answers)
         self._check_quorum(task, replies, self.policy.quorum if quorum is None else quorum)
         return replies
@@ -170,7 +170,7 @@ class Federation:
                         client, "task error", f"{answer['error']}: {answer['message']}", answer["traceback"]
                     )
                     continue
-                task.read_reply(answer["fields"])
+                fields = task.read_reply(answer["fields"]).fields()
                 version, guarantees = answer["state"], answer["guarantees"]
                 seconds, epochs = float(answer["seconds"]), float(answer["epochs"])
             except (PayloadError, TaskError, KeyError, TypeError, ValueError) as error:
@@ -180,7 +180,7 @@ class Federation:
             if version:
                 self._versions[client] = version
             self.participation.answer(client, task.name, blob.size, seconds, epochs)
-            self.participation.release(task.name, task.leaves(), guarantees)
+            self.participation.release(task.name, task.leaves(), fields, guarantees)
         for failure in failures.values():
             self.participation.failure(failure, task.name, self.round)
         return Replies(task, accepted, failures)
@@ -216,6 +216,11 @@ class Federation:
         if not self._pooled:
             raise FedsynthError("Pooled data exists in simulations only: this federation's data is apart.")
         return POOLED
+
+    def note(self, text: str) -> None:
+        """Tell the user something about this run; said once, in the summary."""
+        if text not in self.participation.notes:
+            self.participation.notes.append(text)
 
     @property
     def seconds(self) -> float:

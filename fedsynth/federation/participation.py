@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsynth.federation.port import Failure
 
+EVALUATION = "score"  # the task that judges models; what it sends is not a cost of the method
 KEPT_FAILURES = 1000  # a long faulty run must not grow its checkpoints without bound; the total is always exact
 
 
@@ -24,7 +25,7 @@ class Participation:
     client_epochs: float = 0.0
     failures: list[dict[str, Any]] = field(default_factory=list)
     failed: int = 0
-    retries: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     releases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def request(self, client: str, task: str, size: int) -> None:
@@ -40,11 +41,14 @@ class Participation:
         self.client_epochs += epochs
 
     def bytes(self) -> dict[str, Any]:
-        """Bytes up and down, in all and by task."""
+        """Bytes up and down of the method itself, those of its evaluation apart, and both by task."""
+        by_task = {t: {"up": self.bytes_up[t], "down": self.bytes_down[t]} for t in sorted(self.bytes_down)}
+        judging = by_task.get(EVALUATION, {"up": 0, "down": 0})
         return {
-            "up": self.bytes_up.total(),
-            "down": self.bytes_down.total(),
-            "by_task": {t: {"up": self.bytes_up[t], "down": self.bytes_down[t]} for t in sorted(self.bytes_down)},
+            "up": self.bytes_up.total() - judging["up"],
+            "down": self.bytes_down.total() - judging["down"],
+            "evaluation": judging,
+            "by_task": by_task,
         }
 
     def failure(self, failure: Failure, task: str, round: int) -> None:
@@ -55,12 +59,13 @@ class Participation:
             row.pop("traceback")
             self.failures.append(row)
 
-    def release(self, task: str, what: dict[str, str], guarantees: dict[str, Any]) -> None:
-        """Count what left a client in one reply: one row per task and field."""
+    def release(self, task: str, what: dict[str, str], fields: dict[str, Any], guarantees: dict[str, Any]) -> None:
+        """Count what left a client in one reply: one row per task and field that was not empty."""
         for name, meaning in what.items():
+            if fields[name] is None or (isinstance(fields[name], dict | list) and not fields[name]):
+                continue
             row = self.releases.setdefault(
-                f"{task}.{name}",
-                {"task": task, "field": name, "what": meaning, "guarantee": "none", "times": 0},
+                f"{task}.{name}", {"task": task, "field": name, "what": meaning, "guarantee": "none", "times": 0}
             )
             row["times"] += 1
             if name in guarantees:

@@ -21,4 +21,6 @@ class FedBNConfig(LoopConfig):
 def fedbn(fed: Federation, cfg: FedBNConfig) -> Outcome:
     """Normalisation layers stay local: one model per client."""
     state = federated_loop(fed, cfg, keeps="norm")
+    if not state.personal:
+        fed.note(f'fedbn is fedavg here: the model "{cfg.model.name}" has no normalisation layers to keep local')
     return loop_outcome(state)

@@ -35,7 +35,7 @@ def plot_split(path: Path, counts: np.ndarray, clients: list[str], schema: Schem
     figure.savefig(path, dpi=110)
 
 
-def plot_curves(path: Path, runs: Mapping[str, list[dict[str, Any]]]) -> None:
+def plot_curves(path: Path, runs: Mapping[str, list[dict[str, Any]]], title: str = "") -> None:
     """Accuracy over the rounds: validation for each run, and the global test where the run recorded it."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -46,6 +46,7 @@ def plot_curves(path: Path, runs: Mapping[str, list[dict[str, Any]]]) -> None:
         points = [(row["round"], 100 * row["test"]["accuracy"]) for row in rows if "test" in row]
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, linestyle="--", label=f"{name}, test")
+    axes.set_title(title, fontsize=10)
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy, %")
     axes.grid(alpha=0.3)

@@ -95,8 +95,10 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("cost", f"{sent}, {summary['client_epochs']:.0f} client epochs, {summary['seconds']:.1f} s"))
     if summary["failed"]:
         lines.append(("failures", f"{summary['failed']} requests were not answered; see participation.json"))
-    lines.extend(("note", note) for note in summary["retries"])
-    left = ", ".join(row["what"] for row in summary["releases"] if row["guarantee"] == "none")
+    lines.extend(("note", note) for note in summary["notes"])
+    if summary["norm_buffers"] != "average":
+        lines.append(("norm statistics", summary["norm_buffers"]))
+    left = "; ".join(row["what"] for row in summary["releases"] if row["guarantee"] == "none")
     lines.append(("left the clients unprotected", left or "nothing"))
     lines.append(("run folder", summary["run_dir"]))
     return lines

@@ -30,7 +30,7 @@ def until(condition, seconds: float = 60.0) -> None:
 def timeless(value: Any) -> Any:
     """A summary or row of metrics without what may differ between equal runs."""
     if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key not in {"seconds", "run_dir", "retries"}}
+        return {key: timeless(item) for key, item in value.items() if key not in {"seconds", "run_dir", "notes"}}
     return value
 
 

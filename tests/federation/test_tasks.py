@@ -135,7 +135,7 @@ def test_a_reply_that_cannot_be_sent_is_a_task_error(federate, workers):
     failure = fed.broadcast(tt_unsendable, to=["1"]).failures["1"]
     assert failure.kind == "task error"
     assert "fields/value" in failure.message
-    assert fed.participation.retries == []
+    assert fed.participation.notes == []
 
 
 def test_a_guarantee_for_a_field_that_is_not_there_is_refused(lenient):
