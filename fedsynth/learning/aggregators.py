@@ -45,16 +45,20 @@ def weighted_mean(many: Iterable[Weighted], total: float | None = None) -> Weigh
 def trimmed_mean(many: Sequence[Weighted], trim: float) -> Weights:
     """Coordinate by coordinate, leave out the `trim` share of lowest and of highest values, average the rest.
 
-    Kept values keep their clients' weights, so that nothing trimmed is the weighted mean.
+    At least one value goes at each end, where one is left then, or few clients would trim nothing. Kept values keep
+    their clients' weights, so that `trim = 0` is the weighted mean.
     """
-    cut = math.ceil(trim * len(many) - 1e-9)  # at least one at each end, or few clients would trim nothing
-    if 2 * cut >= len(many):
-        raise UserError(f"trim = {trim} leaves nothing of {len(many)} updates: choose less than 0.5.")
+    if not 0 <= trim < 0.5:
+        raise UserError(f"trim = {trim} cannot be used: it must be at least 0 and less than 0.5.")
+    cut = min(math.ceil(trim * len(many) - 1e-9), (len(many) - 1) // 2)
     if cut == 0:
         return weighted_mean(many)
 
+    # Which of several equal values is cut must not depend on the order of the clients: the lighter ones come first.
+    many = sorted(many, key=lambda pair: pair[1])
+
     def middle(stack: Tensor, shares: Tensor) -> Tensor:
-        rank = stack.argsort(0).argsort(0)
+        rank = stack.argsort(stable=True, dim=0).argsort(0)
         kept = ((rank >= cut) & (rank < len(stack) - cut)) * shares
         return (stack * kept).sum(0) / kept.sum(0)
 

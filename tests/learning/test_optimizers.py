@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
 from fedsynth.errors import ConfigError
-from fedsynth.learning.optimizers import LocalTraining, learning_rate, make_optimizer
+from fedsynth.learning.optimizers import LocalTraining, PlainSGD, learning_rate, make_optimizer
 
 
 def test_learning_rates_of_the_schedules() -> None:
@@ -49,7 +50,21 @@ def test_settings_are_checked_and_survive_json() -> None:
 def test_optimisers_are_fused_and_skip_what_is_not_trained() -> None:
     layer = nn.Linear(2, 2)
     layer.bias.requires_grad_(False)
-    for name in ("sgd", "adam", "adamw"):
-        optimizer = make_optimizer(layer.parameters(), LocalTraining(optimizer=name))
+    for chosen in ({"optimizer": "sgd", "momentum": 0.5}, {"optimizer": "adam"}, {"optimizer": "adamw"}):
+        optimizer = make_optimizer(layer.parameters(), LocalTraining(**chosen))
         assert optimizer.defaults["fused"] is True
         assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+
+
+def test_plain_sgd_is_pytorchs_to_the_last_bit() -> None:
+    layers = [nn.Linear(5, 3) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    ours = make_optimizer(layers[0].parameters(), LocalTraining(lr=0.07))
+    theirs = torch.optim.SGD(layers[1].parameters(), lr=0.07)
+    for step in range(4):
+        for layer, optimizer in zip(layers, (ours, theirs), strict=True):
+            optimizer.zero_grad()
+            layer(torch.full((2, 5), step + 0.3)).square().sum().backward()
+            optimizer.step()
+    assert isinstance(ours, PlainSGD)
+    assert all(torch.equal(a, b) for a, b in zip(layers[0].parameters(), layers[1].parameters(), strict=True))
