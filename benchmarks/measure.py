@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = 2.0  # reading it costs the machine a little; more often would slow those who use every core
 
 
 @dataclass

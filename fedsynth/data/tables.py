@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.raw import Part, Raw, as_examples, check_part
@@ -57,6 +56,7 @@ def difference(expected: tuple[str, ...], found: tuple[str, ...]) -> str:
 
 
 def _csv_frame(path: Path, config: DataConfig) -> Any:
+    pd = _pandas()
     try:
         header = pd.read_csv(path, nrows=0).columns
         text_columns = {config.label, config.client_column}
@@ -73,6 +73,7 @@ def _csv_frame(path: Path, config: DataConfig) -> Any:
 
 
 def _parquet_frame(path: Path, config: DataConfig) -> Any:
+    pd = _pandas()
     try:
         return pd.read_parquet(path, engine="pyarrow")
     except ImportError as error:
@@ -110,6 +111,7 @@ def _refuse_missing(column: Any, path: Path) -> None:
 
 
 def _numbers(features: Any, path: Path, config: DataConfig) -> np.ndarray:
+    pd = _pandas()
     for name in features.columns:
         column = features[name]
         _refuse_missing(column, path)
@@ -123,6 +125,7 @@ def _numbers(features: Any, path: Path, config: DataConfig) -> np.ndarray:
 
 
 def _labels(column: Any) -> np.ndarray:
+    pd = _pandas()
     if pd.api.types.is_bool_dtype(column):
         return column.astype(str).to_numpy(dtype=str)
     if pd.api.types.is_integer_dtype(column):
@@ -130,3 +133,10 @@ def _labels(column: Any) -> np.ndarray:
     if pd.api.types.is_numeric_dtype(column):
         return column.to_numpy(dtype=np.float64)
     return column.astype(str).to_numpy(dtype=str)
+
+
+def _pandas() -> Any:
+    """pandas, imported when a table is read: it takes a while, and most runs need none."""
+    import pandas
+
+    return pandas

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fedsynth.data.dataset import Schema
 
@@ -17,7 +16,7 @@ def plot_split(path: Path, counts: np.ndarray, clients: list[str], schema: Schem
     classes = schema.class_names or tuple(map(str, range(schema.classes)))
     width = min(16, 2 + 0.28 * len(clients))
     height = min(12, 1.5 + 0.28 * len(classes))
-    figure = Figure(figsize=(max(width, 4), max(height, 3)), layout="constrained")
+    figure = _figure(max(width, 4), max(height, 3))
     axes = figure.subplots()
     rows, columns = np.nonzero(counts)
     values = counts[rows, columns]
@@ -37,7 +36,7 @@ def plot_split(path: Path, counts: np.ndarray, clients: list[str], schema: Schem
 
 def plot_curves(path: Path, runs: Mapping[str, list[dict[str, Any]]], title: str = "") -> None:
     """Accuracy over the rounds: validation for each run, and the global test where the run recorded it."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = _figure(7, 4)
     axes = figure.subplots()
     for number, (name, rows) in enumerate(runs.items()):
         colour = f"C{number % 10}"
@@ -52,3 +51,10 @@ def plot_curves(path: Path, runs: Mapping[str, list[dict[str, Any]]], title: str
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def _figure(width: float, height: float) -> Any:
+    """An empty picture; matplotlib is imported here because it takes a second, and most commands draw nothing."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
