@@ -73,5 +73,5 @@ def federate(tmp_path: Path, digits: FederatedData) -> Iterator[FederationMaker]
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Threads only slow such small models down, most of all on a busy machine."""
+    """As at the clients: another number of threads sums in another order, and only slows such small models down."""
     torch.set_num_threads(1)

@@ -166,8 +166,8 @@ class TakeAverage(ServerOptimizer, name="none"):
     """The average is the next model."""
 
 
-class AdaptiveServer(ServerOptimizer, name="fedopt"):
-    """SGD with momentum, Adam, Yogi or Adagrad on the averaged change."""
+class AdaptiveSettings(BaseModel):
+    """Settings of the server's optimiser, for the slot and for the method that is named after it."""
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = Field("adam", description="the server's optimiser")
     server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
@@ -175,6 +175,10 @@ class AdaptiveServer(ServerOptimizer, name="fedopt"):
     beta1: float | None = Field(None, ge=0, lt=1, description="decay of the first moment (0.9; for adagrad 0)")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
     tau: float = Field(1e-3, gt=0, description="adaptivity: larger is closer to plain averaging")
+
+
+class AdaptiveServer(AdaptiveSettings, ServerOptimizer, name="fedopt"):
+    """SGD with momentum, Adam, Yogi or Adagrad on the averaged change."""
 
     @property
     def _first_decay(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,6 @@ from fedsynth.progress import Quiet
 from fedsynth.recorder import Recorder
 
 BASELINES = ["fedavg", "fedbn", "fedmix", "fedopt", "finetune", "local", "moon", "qffl", "scaffold", "centralised"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
