@@ -130,6 +130,8 @@ def run(words: Words = None, as_json: AsJson = False, quiet: Silent = False) -> 
 
     Every key has a default: `fedsynth run` alone trains FedAvg on the embedded digits. Settings come from a file, from
     `key=value` words, or both: `fedsynth run skewed.toml method.name=fedprox method.mu=0.01 train.rounds=50`.
+
+    Sections: data, partition, model, train, method, engine, faults, evaluation. A wrong key is told the nearest.
     """
     result = run_experiment(load_experiment(*_words(words)), progress=False if quiet else None)
     _emit(result.summary) if as_json else _show_summary(result.summary)

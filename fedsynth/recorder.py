@@ -65,7 +65,8 @@ class Recorder:
         self._write(row)
         accuracy = row.get("validation", {}).get("accuracy")
         self.progress.advance("" if accuracy is None else f"validation {accuracy:.1%}")
-        return self._improved_or_stop(accuracy, fed.round, vars(state).get("model"))
+        whole = None if vars(state).get("personal") else vars(state).get("model")
+        return self._improved_or_stop(accuracy, fed.round, whole)
 
     def snapshot(self) -> dict[str, Any]:
         """What a resumed run needs: where the metrics end, and the best so far."""

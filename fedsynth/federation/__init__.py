@@ -1,10 +1,11 @@
 """What a method may use: the federation, its clients, tasks and payloads."""
 
 from fedsynth.federation.client import Client
-from fedsynth.federation.federation import Federation, Policy, QuorumError, State
+from fedsynth.federation.federation import Federation
 from fedsynth.federation.methods import Outcome, method
 from fedsynth.federation.port import Failure
 from fedsynth.federation.replies import Relayed, Replies
+from fedsynth.federation.state import Policy, QuorumError, State
 from fedsynth.federation.tasks import Done, Reply, leaves, task
 
 __all__ = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,49 +15,9 @@ from fedsynth.federation.participation import Participation
 from fedsynth.federation.payload import PayloadError, decode, encode
 from fedsynth.federation.port import POOLED, Answers, Blob, Engine, Failure
 from fedsynth.federation.replies import Relayed, Replies
+from fedsynth.federation.state import Policy, QuorumError, State, Watcher
 from fedsynth.federation.tasks import Task, TaskError
 from fedsynth.seeding import generator
-
-
-class QuorumError(FedsynthError):
-    """Too few clients answered; the run stops and can be resumed."""
-
-
-class State:
-    """What a server program carries from round to round: named values that go into the checkpoints."""
-
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f'The state has no "{name}".')
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__[name] = value
-
-
-class Watcher(Protocol):
-    """Looks on as rounds finish: validates, records, shows progress. Returns True to stop early."""
-
-    def phase_started(self, name: str, rounds: int, done: int) -> None: ...
-
-    def round_done(self, fed: Federation, name: str, state: State) -> bool: ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """What the watcher must get back on resume."""
-        ...
-
-    def restore(self, values: dict[str, Any]) -> None:
-        """Go back to a snapshot, or to the start when it is empty."""
-        ...
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How long to wait and how many must answer."""
-
-    quorum: float = 1.0  # share of the asked clients that must answer
-    deadline: float | None = None  # seconds for one ask
 
 
 class Federation:

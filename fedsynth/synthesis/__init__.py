@@ -1,0 +1,1 @@
+"""Generators of synthetic data. Plain PyTorch: nothing here knows of a federation."""
