@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.payload import decode
 from fedsynth.federation.port import Answers, Engine, Failure
 from fedsynth.seeding import generator
-
-SPARED = frozenset({"score"})  # evaluation is the experimenter's look at the result, not a part of the federation
 
 
 class FaultConfig(BaseModel):
@@ -47,7 +46,7 @@ class FaultyEngine:
 
     def ask(self, task: str, requests: Mapping[str, bytes], deadline: float | None) -> Answers:
         """Ask those who can be reached and will not break down; advance the clock by the slowest awaited."""
-        if task in SPARED:
+        if task == EVALUATION:  # the experimenter's look at the result, not a part of the federation
             return self.inner.ask(task, requests, deadline)
         failures: dict[str, Failure] = {}
         longest = self.config.delay

@@ -76,7 +76,7 @@ def krum_scores(many: Sequence[Weighted], byzantine: int, names: Iterable[str] |
     `names` says which entries to look at; all of them otherwise.
     """
     looked_at = None if names is None else set(names)
-    flat = torch.stack([flatten(w if looked_at is None else _only(w, looked_at)) for w, _ in many])
+    flat = torch.stack([flatten(w if looked_at is None else only(w, looked_at)) for w, _ in many])
     # The Gram matrix would cancel badly for updates that are close: distances are taken directly.
     distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
     near = max(1, len(many) - byzantine - 2)
@@ -108,7 +108,8 @@ def pooled_statistics(many: Iterable[Weighted]) -> Weights:
     return result
 
 
-def _only(weights: Weights, names: set[str]) -> Weights:
+def only(weights: Weights, names: set[str]) -> Weights:
+    """The named entries."""
     return {name: entry for name, entry in weights.items() if name in names}
 
 

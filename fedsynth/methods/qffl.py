@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from fedsynth.federation import Federation, Outcome, Replies, method
-from fedsynth.learning.aggregators import squared_distance, weighted_mean
+from fedsynth.learning.aggregators import only, squared_distance, weighted_mean
 from fedsynth.learning.training import FitResult, evaluate
 from fedsynth.learning.weights import Weights, load_weights
 from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
@@ -54,13 +54,9 @@ class FairMean(Aggregator, name="qffl"):
             divisor += reply.examples * (self.q * loss ** (self.q - 1) * length + loss**self.q)
         old = {name: model[name] for name in setting.trained}
         parts = [(old, divisor - sum(shares.values()))] if self.q > 0 else []
-        stream = ((_only(reply.model, setting.trained), shares[client]) for client, reply in replies.items())
+        stream = ((only(reply.model, setting.trained), shares[client]) for client, reply in replies.items())
         moved = weighted_mean(itertools.chain(parts, stream), total=divisor)
         return weighted_mean((reply.model, reply.examples) for reply in replies.values()) | moved
-
-
-def _only(weights: Weights, names: set[str]) -> Weights:
-    return {name: weights[name] for name in names}
 
 
 class QfflConfig(LoopConfig):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from fedsynth.data.federated import FederatedData
 from fedsynth.federation.participation import Participation
 from fedsynth.report.plots import plot_curves, plot_split
+from fedsynth.runfolder import write_json
 
 SPLIT_PICTURE_CLIENTS = 100
 
@@ -26,8 +26,8 @@ def write_record(
     """metrics.csv, clients.csv, participation.json, releases.json, TensorBoard events, split.png and curves.png."""
     write_csv(folder / "metrics.csv", [flat(row) for row in rows])
     write_csv(folder / "clients.csv", _client_rows(judged["per_client"], data))
-    _write_json(folder / "participation.json", participation.as_dict())
-    _write_json(folder / "releases.json", summary["releases"])
+    write_json(folder / "participation.json", participation.as_dict())
+    write_json(folder / "releases.json", summary["releases"])
     write_events(folder / "tensorboard", rows)
     plot_split(
         folder / "split.png",
@@ -78,7 +78,3 @@ def _client_rows(per_client: dict[str, dict[str, Any]], data: FederatedData) -> 
             row = clients.setdefault(client, {"client": client, "train_examples": data.train_size(client)})
             row |= {f"{view}/{key}": value for key, value in values.items()}
     return [clients[client] for client in sorted(clients)]
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
