@@ -12,13 +12,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsynth.compare import compare_methods, finish_comparison
+from fedsynth.compare import Comparison, compare_methods, finish_comparison
 from fedsynth.config import load_experiment, override, read_experiment
 from fedsynth.data.check import check_data
 from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.plugins import load_plugins
+from fedsynth.report.controls import verdict_lines
 from fedsynth.report.plots import plot_split
 from fedsynth.report.tables import COLUMNS, LEGEND, cells, check_lines, summary_lines
 from fedsynth.runfolder import package_version, write_json
@@ -72,13 +73,15 @@ def _show_summary(summary: dict[str, Any]) -> None:
     out.print(table)
 
 
-def _show_rows(rows: list[dict[str, Any]]) -> None:
+def _show_comparison(done: Comparison) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), caption=LEGEND, caption_justify="left")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for row in rows:
+    for row in done.rows:
         table.add_row(*cells(row))
     out.print(table)
+    for line in verdict_lines(done.controls):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -114,6 +117,7 @@ def _show_method(name: str, as_json: bool) -> None:
                 "about": text,
                 "model": method.model,
                 "settings": settings,
+                "controls": dict(method.controls),
             }
         )
         return
@@ -122,6 +126,8 @@ def _show_method(name: str, as_json: bool) -> None:
     for key, row in settings.items():
         table.add_row(f"method.{key}", "–" if row["default"] is None else str(row["default"]), row["help"] or "")
     out.print(table)
+    if method.controls:
+        out.print(f"\nIts controls, run by `compare --controls`: {', '.join(method.controls)}", highlight=False)
 
 
 @app.command()
@@ -131,7 +137,8 @@ def run(words: Words = None, as_json: AsJson = False, quiet: Silent = False) -> 
     Every key has a default: `fedsynth run` alone trains FedAvg on the embedded digits. Settings come from a file, from
     `key=value` words, or both: `fedsynth run skewed.toml method.name=fedprox method.mu=0.01 train.rounds=50`.
 
-    Sections: data, partition, model, train, method, engine, faults, evaluation. A wrong key is told the nearest.
+    Sections: data, partition, model, train, method, engine, faults, evaluation, privacy. A wrong key is told the
+    nearest.
     """
     result = run_experiment(load_experiment(*_words(words)), progress=False if quiet else None)
     _emit(result.summary) if as_json else _show_summary(result.summary)
@@ -150,7 +157,10 @@ def resume(
     progress = False if quiet else None
     if (folder / "comparison.json").is_file():
         done = finish_comparison(folder, progress)
-        _emit({"rows": done.rows, "path": str(done.path)}) if as_json else _show_rows(done.rows)
+        if as_json:
+            _emit({"rows": done.rows, "controls": done.controls, "path": str(done.path)})
+        else:
+            _show_comparison(done)
         return
     result = resume_run(folder, progress, accept_code_change)
     _emit(result.summary) if as_json else _show_summary(result.summary)
@@ -164,12 +174,17 @@ def compare(
     references: Annotated[
         bool, typer.Option(help="Also run local, finetune and centralised on the same splits.")
     ] = True,
+    controls: Annotated[
+        bool, typer.Option(help="Also run the methods' controls (without synthesis, noise, …) and logit_adjustment.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Silent = False,
 ) -> None:
     """Run several methods and seeds on the same splits and print one table.
 
     All methods get the same model and training settings. `[methods.NAME]` sections hold settings of single methods.
+
+    Controls show whether a gain comes from the synthetic data: a gain that noise also gives is not knowledge transfer.
     """
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
@@ -181,11 +196,11 @@ def compare(
         find_method(name)
     shown = Console(stderr=True)
     say = shown.print if shown.is_terminal and not quiet else (lambda text: None)
-    done = compare_methods(tables, names, seeds, references, False if quiet else None, say)
+    done = compare_methods(tables, names, seeds, references, False if quiet else None, say, controls)
     if as_json:
-        _emit({"rows": done.rows, "runs": done.summaries, "path": str(done.path)})
+        _emit({"rows": done.rows, "controls": done.controls, "runs": done.summaries, "path": str(done.path)})
         return
-    _show_rows(done.rows)
+    _show_comparison(done)
     out.print(f"table.md, table.csv, curves.png and the runs are in {done.path}")
 
 

@@ -18,6 +18,7 @@ from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
 from fedsynth.methods.settings import MethodConfig, TrainConfig
 from fedsynth.plugins import beside, load_plugins
+from fedsynth.privacy import PrivacyConfig
 
 
 class EngineConfig(BaseModel):
@@ -59,6 +60,7 @@ class Experiment(BaseModel):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     faults: FaultConfig = Field(default_factory=FaultConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
 
     @property
     def method_name(self) -> str:
@@ -71,7 +73,7 @@ class Experiment(BaseModel):
         return self.model or ModelSpec(name=find_method(self.method_name).model)
 
     def method_config(self) -> MethodConfig:
-        """The method's settings, with the training and the model put in."""
+        """The method's settings, with the training, the model and the protection put in."""
         kind = find_method(self.method_name).config
         settings = {key: value for key, value in self.method.items() if key != "name"}
         allowed = kind.own_settings()
@@ -79,7 +81,7 @@ class Experiment(BaseModel):
             if key not in allowed:
                 raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
         try:
-            made: MethodConfig = kind(train=self.train, model=self.model_spec, **settings)
+            made: MethodConfig = kind(train=self.train, model=self.model_spec, privacy=self.privacy, **settings)
         except ValidationError as error:
             raise explain(error, f'method "{self.method_name}"', MethodConfig) from None
         return made
@@ -99,6 +101,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "engine": EngineConfig,
     "faults": FaultConfig,
     "evaluation": EvaluationConfig,
+    "privacy": PrivacyConfig,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from safetensors.torch import save
+from torch import Tensor
 
 from fedsynth.config import Experiment
 from fedsynth.data.dataset import Dataset
@@ -16,6 +17,7 @@ from fedsynth.evaluation.views import client_tallies, judge_pooled, judges
 from fedsynth.federation import Federation, Outcome, State
 from fedsynth.federation.store import write_atomically
 from fedsynth.learning.weights import Weights
+from fedsynth.report.plots import plot_samples
 
 
 class Progress(Protocol):
@@ -67,6 +69,14 @@ class Recorder:
         self.progress.advance("" if accuracy is None else f"validation {accuracy:.1%}")
         whole = None if vars(state).get("personal") else vars(state).get("model")
         return self._improved_or_stop(accuracy, fed.round, whole)
+
+    def show(self, fed: Federation, name: str, images: Tensor, labels: Tensor) -> None:
+        """Keep pictures: one PNG to look at, and the numbers behind it."""
+        folder = self.folder / "samples"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{name}-round-{fed.round:04d}"
+        write_atomically(path.with_suffix(".safetensors"), save({"images": images.contiguous(), "labels": labels}))
+        plot_samples(path.with_suffix(".png"), images.numpy(), labels.numpy(), fed.schema, f"{name}, round {fed.round}")
 
     def snapshot(self) -> dict[str, Any]:
         """What a resumed run needs: where the metrics end, and the best so far."""

@@ -25,7 +25,7 @@ from fedsynth.federation import Federation, Outcome, Policy
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.methods import find_method
-from fedsynth.federation.port import POOLED, Engine
+from fedsynth.federation.port import POOLED, SERVER, Engine
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import build_model, instantiate
 from fedsynth.learning.weights import Weights
@@ -129,7 +129,13 @@ def open_engine(
 
 def _work_of(data: FederatedData) -> Callable[[str], int]:
     """How much work a client is: its training examples."""
-    return lambda client: len(data.rows) if client == POOLED else data.train_size(client)
+
+    def work(client: str) -> int:
+        if client.startswith(SERVER):
+            return 0
+        return len(data.rows) if client == POOLED else data.train_size(client)
+
+    return work
 
 
 def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet) -> RunResult:
@@ -166,7 +172,7 @@ def policy_of(experiment: Experiment) -> Policy:
     quorum = experiment.train.quorum
     if quorum is None:
         quorum = 0.0 if experiment.faults.active else 1.0
-    return Policy(quorum, experiment.train.deadline)
+    return Policy(quorum, experiment.train.deadline, experiment.privacy.limit())
 
 
 def _judge(
@@ -201,12 +207,13 @@ def summarise(
         "rounds": fed.round,
         "bytes": took_part.bytes(),
         "client_epochs": took_part.client_epochs,
+        "server_seconds": round(took_part.server_seconds, 3),
         "seconds": round(seconds, 3),
         "simulated_seconds": fed.engine.clock or None,
         "failures": took_part.failures,
         "failed": took_part.failed,
         "notes": took_part.notes,
-        "releases": list(took_part.releases.values()),
+        "privacy": took_part.ledger.rows(experiment.privacy.delta),
         "norm_buffers": experiment.train.norm_buffers,
         "data": {
             "name": "+".join(data.source_names),

@@ -24,6 +24,7 @@ ALLOWED = {
         "learning.weights",
         "learning.models",
         "learning.effort",
+        "privacy",
         "seeding",
     ),
     "engines": ("engines", "federation", "data.dataset", "seeding"),

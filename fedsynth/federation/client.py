@@ -11,9 +11,12 @@ from fedsynth.data.dataset import ClientData, Schema
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import Reply
+from fedsynth.privacy import Budget, BudgetError, Guarantee, Spending, say_epsilon
 from fedsynth.seeding import generator
 
 R = TypeVar("R", bound=Reply)
+
+SPENT = "privacy spent"  # in the private state: what earlier releases have cost, where there is a budget
 
 
 class PrivateState(MutableMapping[str, Any]):
@@ -66,26 +69,54 @@ class Client:
         seed: int,
         round: int,
         device: str,
+        budget: Budget | None = None,
+        secret_noise: bool = False,
     ) -> None:
         self.id, self.data, self.schema = id, data, schema
         self.state, self.seed, self.round, self.device = state, seed, round, device
+        self.budget, self.secret_noise = budget, secret_noise
         self.released: Reply | None = None
-        self.guarantees: dict[str, dict[str, Any]] = {}
+        self.guarantees: dict[str, Guarantee] = {}
+        self._spent: Spending | None = None  # before this task
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose of this client in this round; the same on every engine."""
         return generator(self.seed, purpose, self.id, self.round)
 
-    def release(self, reply: R, **guarantees: dict[str, Any]) -> R:
+    def noise_rng(self, purpose: str) -> np.random.Generator:
+        """Random numbers for privacy noise: those of `rng` in a simulation, so that runs can be repeated.
+
+        Where `secret_noise` is on they come from the operating system's entropy: everybody who gets a request knows the
+        seed, and who knows the seed could subtract the noise.
+        """
+        return np.random.default_rng() if self.secret_noise else self.rng(purpose)
+
+    def release(self, reply: R, **guarantees: Guarantee) -> R:
         """Let `reply` leave the client; a task must return what this gives back.
 
-        `guarantees` names the fields that a mechanism protects. A field without one is entered in the record of
-        releases as unprotected.
+        `guarantees` names the fields that a mechanism protects. A field without one is entered in the ledger as
+        unprotected. A release that would pass the privacy budget is refused, and with it the task.
         """
         unknown = set(guarantees) - set(type(reply).model_fields)
         if unknown:
             raise FedsynthError(
                 f"A guarantee was given for {sorted(unknown)}, which {type(reply).__name__} does not have."
             )
+        if self.budget is not None and any(guarantee.proven for guarantee in guarantees.values()):
+            self._spend(self.budget, guarantees)
         self.released, self.guarantees = reply, guarantees
         return reply
+
+    def _spend(self, budget: Budget, guarantees: dict[str, Guarantee]) -> None:
+        """Charge the budget, or refuse."""
+        if self._spent is None:
+            self._spent = Spending.from_list(self.state.get(SPENT, []))
+        spending = self._spent.plus(guarantees.values())
+        exceeded = budget.exceeded(spending)
+        if exceeded:
+            scope, epsilon = exceeded
+            raise BudgetError(
+                f"Client {self.id} refused to send {', '.join(sorted(guarantees))}: it would reach "
+                f"{say_epsilon(epsilon, scope, budget.delta)}, past privacy.budget = {budget.epsilon:g}."
+            )
+        self.state[SPENT] = spending.as_list()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedsynth.data.dataset import Schema
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.payload import PayloadError, decode, encode
-from fedsynth.federation.port import POOLED, Answers, Blob, Engine, Failure
+from fedsynth.federation.port import POOLED, SERVER, Answers, Blob, Engine, Failure
 from fedsynth.federation.replies import Relayed, Replies
 from fedsynth.federation.state import Policy, QuorumError, State, Watcher
-from fedsynth.federation.tasks import Task, TaskError
+from fedsynth.federation.tasks import Reply, Task, TaskError
+from fedsynth.privacy import BudgetError, Guarantee, say_epsilon
 from fedsynth.seeding import generator
 
 
@@ -34,12 +37,14 @@ class Federation:
         watcher: Watcher | None = None,
         pooled: bool = False,
         version_readable: Callable[[str, str], bool] = lambda client, version: True,
+        secret_noise: bool = False,
     ) -> None:
         self.engine, self.clients, self.schema, self.seed = engine, tuple(clients), schema, seed
         self.policy, self.journal, self.watcher = policy or Policy(), journal or Journal(None), watcher
         self.round = 0
         self.participation = Participation()
         self._pooled, self._step, self._asks = pooled, 0, 0
+        self._secret_noise = secret_noise
         self._known = frozenset((*self.clients, POOLED))
         self._versions: dict[str, str] = {}
         self._finished: list[str] = []
@@ -84,7 +89,24 @@ class Federation:
                 payload.visited.append(client)
         return carried
 
+    def compute(self, task: Task, jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Reply]:
+        """Work of the server's own, by name, over the cores of its engine. Nothing of it crosses to a client."""
+        requests = {SERVER + name: self._request(task, [], fields) for name, fields in jobs.items()}
+        self._asks += 1
+        answers = self.engine.ask(task.name, requests, None)
+        done: dict[str, Reply] = {}
+        for name in jobs:
+            if SERVER + name in answers.failures:
+                raise FedsynthError(f"The server's own work failed: {answers.failures[SERVER + name]}.")
+            answer = decode(answers.replies[SERVER + name].read())
+            if not answer["ok"]:
+                raise FedsynthError(f"The server's own work failed: {_failure(SERVER + name, answer)}.")
+            done[name] = task.read_reply(answer["fields"])
+            self.participation.server_seconds += float(answer["seconds"])
+        return done
+
     def _request(self, task: Task, clients: Sequence[str], fields: Mapping[str, Any]) -> bytes:
+        limit = {"budget": asdict(self.policy.budget)} if self.policy.budget else {}
         return encode(
             {
                 "task": task.name,
@@ -93,6 +115,7 @@ class Federation:
                 "seed": self.seed,
                 "round": self.round,
                 "states": {c: self._versions[c] for c in clients if c in self._versions},
+                **limit,
                 "fields": fields,
             }
         )
@@ -107,6 +130,9 @@ class Federation:
         answers = self.engine.ask(task.name, requests, self.policy.deadline)
         self.participation.notes.extend(answers.notes)
         replies = self._accept(task, requests, answers)
+        for failure in replies.failures.values():
+            if failure.kind == "over budget":
+                raise BudgetError(failure.message)
         self._check_quorum(task, replies, self.policy.quorum if quorum is None else quorum)
         return replies
 
@@ -125,12 +151,10 @@ class Federation:
             try:
                 answer = decode(blob.read())
                 if not answer["ok"]:
-                    failures[client] = Failure(
-                        client, "task error", f"{answer['error']}: {answer['message']}", answer["traceback"]
-                    )
+                    failures[client] = _failure(client, answer)
                     continue
                 fields = task.read_reply(answer["fields"]).fields()
-                version, guarantees = answer["state"], answer["guarantees"]
+                version, guarantees = answer["state"], _guarantees(task, answer["guarantees"])
                 seconds, epochs = float(answer["seconds"]), float(answer["epochs"])
             except (PayloadError, TaskError, KeyError, TypeError, ValueError) as error:
                 failures[client] = Failure(client, "task error", f"an unusable reply: {error}")
@@ -139,7 +163,7 @@ class Federation:
             if version:
                 self._versions[client] = version
             self.participation.answer(client, task.name, blob.size, seconds, epochs)
-            self.participation.release(task.name, task.leaves(), fields, guarantees)
+            self.participation.release(client, task.name, task.leaves(), fields, guarantees)
         for failure in failures.values():
             self.participation.failure(failure, task.name, self.round)
         return Replies(task, accepted, failures)
@@ -170,6 +194,10 @@ class Federation:
         """Random numbers for one purpose of the server in this round."""
         return generator(self.seed, purpose, "server", self.round)
 
+    def noise_rng(self, purpose: str) -> np.random.Generator:
+        """Random numbers for privacy noise that the server adds; with `secret_noise`, from the operating system."""
+        return np.random.default_rng() if self._secret_noise else self.rng(purpose)
+
     def pooled(self) -> str:
         """The pretended client that holds everybody's data, for upper bounds. Only a simulation has it."""
         if not self._pooled:
@@ -180,6 +208,11 @@ class Federation:
         """Tell the user something about this run; said once, in the summary."""
         if text not in self.participation.notes:
             self.participation.notes.append(text)
+
+    def show(self, name: str, images: Tensor, labels: Tensor) -> None:
+        """Pictures for people to look at, made at the server of what it has; a run folder keeps them."""
+        if self.watcher:
+            self.watcher.show(self, name, images, labels)
 
     @property
     def seconds(self) -> float:
@@ -196,24 +229,42 @@ class Federation:
             state.__dict__.update(self.journal.phase(name)["state"])
             return
         done = self._take_up(name, state)
+        ledger = self.participation.ledger
+        if done == 0:
+            ledger.begin_phase()
         if self.watcher:
             self.watcher.phase_started(name, count, done)
         stop = False
         for index in range(done + 1, count + 1):
             self.round += 1
             self._inside = name
+            ledger.begin_round()
             yield index
+            ledger.end_round()
             self._inside = ""
             if self.watcher:
                 stop = self.watcher.round_done(self, name, state)
-            last = stop or index == count
+            last = stop or index == count or self._spent_up()
             if last:
                 self._finish(name, {"state": vars(state)})
             self._keep(None if last else name, index, state)
-            if stop:
+            if last:
                 break
         if count == 0:
             self._finish(name, {"state": vars(state)})
+
+    def _spent_up(self) -> bool:
+        """Whether one more round like the last would bring a client past its privacy budget."""
+        budget = self.policy.budget
+        over = self.participation.ledger.would_overspend(budget) if budget else None
+        if budget is None or over is None:
+            return False
+        client, scope, epsilon = over
+        self.note(
+            f"Stopped after round {self.round}: one more like it would bring client {client} to "
+            f"{say_epsilon(epsilon, scope, budget.delta)}, past privacy.budget = {budget.epsilon:g}."
+        )
+        return True
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
         """Do a piece of work once in the life of a run and keep what it gave, clients' private states included."""
@@ -278,3 +329,18 @@ class Federation:
         self.engine.clock = kept["clock"]
         if self.watcher:
             self.watcher.restore(kept["watcher"])
+
+
+def _failure(client: str, answer: Mapping[str, Any]) -> Failure:
+    """What a client says went wrong with its task."""
+    if answer["error"] == BudgetError.__name__:
+        return Failure(client, "over budget", answer["message"])
+    return Failure(client, "task error", f"{answer['error']}: {answer['message']}", answer["traceback"])
+
+
+def _guarantees(task: Task, given: Mapping[str, Any]) -> dict[str, Guarantee]:
+    """What a client declares about the fields of its reply, checked."""
+    unknown = set(given) - set(task.leaves())
+    if unknown:
+        raise TaskError(f'guarantees for {sorted(unknown)}, which task "{task.name}" does not send')
+    return {name: Guarantee.model_validate(values) for name, values in given.items()}

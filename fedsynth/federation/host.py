@@ -15,10 +15,11 @@ import torch
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.federation.client import Client, PrivateState
 from fedsynth.federation.payload import decode, encode
-from fedsynth.federation.port import POOLED
+from fedsynth.federation.port import POOLED, SERVER
 from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.learning.effort import measured_effort
+from fedsynth.privacy import Budget
 from fedsynth.seeding import derive
 
 
@@ -41,11 +42,15 @@ class DataHolder(Protocol):
 
 @dataclass
 class TaskHost:
-    """Runs tasks for the clients whose data it can reach."""
+    """Runs tasks for the clients whose data it can reach.
+
+    `secret_noise`: privacy noise comes from the operating system, not from the seed (see `Client.noise_rng`).
+    """
 
     data: DataHolder
     store: StateStore
     device: str = "cpu"
+    secret_noise: bool = False
 
     def handle(self, client_id: str, blob: bytes) -> bytes:
         """Carry out one request. Errors become a reply that says so; nothing is kept of a failed task."""
@@ -69,7 +74,8 @@ class TaskHost:
         seed, round_, step = request["seed"], request["round"], request["step"]
         state = PrivateState(self.store, client_id, request["states"].get(client_id))
         data = self._data_of(client_id)
-        client = Client(client_id, data, self.data.schema, state, seed, round_, self.device)
+        budget = Budget(**request["budget"]) if "budget" in request else None
+        client = Client(client_id, data, self.data.schema, state, seed, round_, self.device, budget, self.secret_noise)
         with reproducible(derive(seed, "torch", task.name, client_id, round_)), measured_effort() as effort:
             reply = task.run(client, request["fields"])
         if reply is None or reply is not client.released:
@@ -82,11 +88,14 @@ class TaskHost:
             "ok": True,
             "fields": reply.fields(),
             "state": version,
-            "guarantees": client.guarantees,
+            "guarantees": {name: guarantee.as_dict() for name, guarantee in client.guarantees.items()},
             "epochs": effort.examples / max(1, len(data.train)),
         }
 
     def _data_of(self, client_id: str) -> ClientData:
+        if client_id.startswith(SERVER):
+            nothing = Dataset(np.zeros((0, *self.data.schema.shape), np.float32), np.zeros(0, np.int64))
+            return ClientData(nothing, nothing, nothing)
         if client_id != POOLED:
             return self.data.client(client_id)
         return ClientData(*(self.data.pooled(part) for part in ("train", "validation", "test")))

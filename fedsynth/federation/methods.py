@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,28 +25,41 @@ class Outcome:
     no_global: str = ""
 
 
+WITHOUT_SYNTHESIS = "without synthesis"
+NOISE = "noise"
+"""Names of the two controls by which a method's gain is judged; a method may have others."""
+
+
 @dataclass(frozen=True)
 class Method:
-    """A registered method."""
+    """A registered method. `controls` maps the name of a control to the settings of the method that it changes."""
 
     name: str
     program: Callable[[Federation, Any], Outcome]
     config: type[Any]
     model: str
     summary: str
+    controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _METHODS: dict[str, Method] = {}
 
 
 def method(
-    name: str, config: type[Any], model: str = "cnn"
+    name: str,
+    config: type[Any],
+    model: str = "cnn",
+    controls: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
-    """Register a server program. `model` is the one its paper used, taken when an experiment names none."""
+    """Register a server program. `model` is the one its paper used, taken when an experiment names none.
+
+    `controls` are variants that show where a gain comes from, as settings that differ from the method's own:
+    `{"without synthesis": {"synthetic": "none"}, "noise": {"synthetic": "noise"}}`. `compare --controls` runs them.
+    """
 
     def register(program: Callable[..., Outcome]) -> Callable[..., Outcome]:
         summary = (program.__doc__ or "").strip().split("\n")[0]
-        _METHODS[name] = Method(name, program, config, model, summary)
+        _METHODS[name] = Method(name, program, config, model, summary, controls or {})
         return program
 
     return register

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedsynth.federation.port import Failure
+from fedsynth.privacy import Guarantee, Ledger
 
 EVALUATION = "score"  # the task that judges models; what it sends is not a cost of the method
 KEPT_FAILURES = 1000  # a long faulty run must not grow its checkpoints without bound; the total is always exact
@@ -23,10 +24,11 @@ class Participation:
     bytes_down: Counter[str] = field(default_factory=Counter)
     client_seconds: float = 0.0
     client_epochs: float = 0.0
+    server_seconds: float = 0.0  # the server's own work, over all cores
     failures: list[dict[str, Any]] = field(default_factory=list)
     failed: int = 0
     notes: list[str] = field(default_factory=list)
-    releases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
 
     def request(self, client: str, task: str, size: int) -> None:
         """Note a request that was sent."""
@@ -59,17 +61,12 @@ class Participation:
             row.pop("traceback")
             self.failures.append(row)
 
-    def release(self, task: str, what: dict[str, str], fields: dict[str, Any], guarantees: dict[str, Any]) -> None:
-        """Count what left a client in one reply: one row per task and field that was not empty."""
-        for name, meaning in what.items():
-            if fields[name] is None or (isinstance(fields[name], dict | list) and not fields[name]):
-                continue
-            row = self.releases.setdefault(
-                f"{task}.{name}", {"task": task, "field": name, "what": meaning, "guarantee": "none", "times": 0}
-            )
-            row["times"] += 1
-            if name in guarantees:
-                row["guarantee"] = guarantees[name]
+    def release(
+        self, client: str, task: str, what: dict[str, str], fields: dict[str, Any], guarantees: dict[str, Guarantee]
+    ) -> None:
+        """Enter what left a client in one reply: the fields that were not empty, or that a mechanism made so."""
+        left = {name: guarantees.get(name) for name in what if name in guarantees or not _empty(fields[name])}
+        self.ledger.record(client, task, left, what, evaluation=task == EVALUATION)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready copy."""
@@ -81,8 +78,15 @@ class Participation:
         kept: dict[str, Any] = dict(values)
         for name in ("asked", "answered", "bytes_up", "bytes_down"):
             kept[name] = Counter(kept[name])
+        kept["ledger"] = Ledger.from_dict(kept["ledger"])
         return cls(**kept)
 
 
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict | list) and not value)
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, Ledger):
+        return value.as_dict()
     return dict(value) if isinstance(value, Counter) else value

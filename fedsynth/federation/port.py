@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 POOLED = "*"  # the pretended client that holds everybody's data; only simulations have it
+SERVER = "@"  # begins the names of the server's own pieces of work, which have no data and cross no line
 
-FailureKind = Literal["timeout", "lost", "crashed", "task error", "unavailable", "not sent"]
+FailureKind = Literal["timeout", "lost", "crashed", "task error", "unavailable", "not sent", "over budget"]
 
 
 @dataclass(frozen=True)

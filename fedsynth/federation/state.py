@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import Tensor
+
 from fedsynth.errors import FedsynthError
+from fedsynth.privacy import Budget
 
 if TYPE_CHECKING:
     from fedsynth.federation.federation import Federation
@@ -35,6 +38,10 @@ class Watcher(Protocol):
 
     def round_done(self, fed: Federation, name: str, state: State) -> bool: ...
 
+    def show(self, fed: Federation, name: str, images: Tensor, labels: Tensor) -> None:
+        """Keep pictures that the program wants people to see."""
+        ...
+
     def snapshot(self) -> dict[str, Any]:
         """What the watcher must get back on resume."""
         ...
@@ -46,7 +53,8 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """How long to wait and how many must answer."""
+    """How long to wait, how many must answer, and how much privacy a client may spend."""
 
     quorum: float = 1.0  # share of the asked clients that must answer
     deadline: float | None = None  # seconds for one ask
+    budget: Budget | None = None  # for the protected releases of each client

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError, UserError, nearest
+from fedsynth.learning.latent import Latent
 from fedsynth.learning.resnet import NormLayer, resnet18_body
 from fedsynth.learning.weights import check_match
 
@@ -28,7 +29,9 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(default="cnn", description="Name of the model: mlp, cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18.")
+    name: str = Field(
+        default="cnn", description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18."
+    )
     norm: Norm = Field(default="auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
     groups: PositiveInt = Field(default=4, description='Groups of each GroupNorm layer, with norm = "group".')
     hidden: tuple[PositiveInt, ...] | None = Field(
@@ -38,6 +41,9 @@ class ModelSpec(BaseModel):
     channels: tuple[PositiveInt, ...] | None = Field(
         default=None,
         description="Output channels of each convolutional block; none given means the model's own.",
+    )
+    latent: PositiveInt | None = Field(
+        default=None, description="Size of the latent that latent_cnn classifies; none given means the model's own."
     )
 
 
@@ -138,6 +144,8 @@ def _blank(spec: ModelSpec, shape: Shape, classes: int) -> Classifier:
 def _construct(spec: ModelSpec, shape: Shape, classes: int) -> Classifier:
     if spec.name not in MODELS:
         raise ConfigError(f'There is no model "{spec.name}".{nearest(spec.name, MODELS)}')
+    if spec.latent is not None and spec.name != "latent_cnn":
+        raise ConfigError(f'model.latent has no meaning for "{spec.name}"; choose model.name = "latent_cnn".')
     body, features = MODELS[spec.name](spec, tuple(shape))
     return Classifier(body, features, classes)
 
@@ -225,6 +233,20 @@ def cnn(spec: ModelSpec, shape: Shape) -> Body:
     if shape[0] == 1:
         return _convolutional(spec, shape, channels=(16, 32), hidden=(32,))
     return _convolutional(spec, shape, channels=(32, 64), hidden=(128,), per_block=2)
+
+
+@model("latent_cnn")
+def latent_cnn(spec: ModelSpec, shape: Shape) -> Body:
+    """FedDPMS as its text has it: the classifier reads the latent that a variational encoder draws."""
+    trunk, flat = _convolutional(
+        spec.model_copy(update={"hidden": ()}),
+        shape,
+        channels=(16, 32) if shape[0] == 1 else (32, 64),
+        per_block=1 if shape[0] == 1 else 2,
+    )
+    size = spec.latent or (32 if shape[0] == 1 else 128)
+    connected, features = _fully_connected(size, spec.hidden if spec.hidden is not None else (32,))
+    return nn.Sequential(*trunk.children(), Latent(flat, size), *connected), features
 
 
 @model("zda_cnn")

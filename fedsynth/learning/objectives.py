@@ -71,6 +71,33 @@ class Dynamic(CrossEntropy):
             add_to_gradients(model, self.linear, -1.0)
 
 
+class LogitAdjusted(CrossEntropy):
+    """Logit adjustment: cross-entropy of scores + τ · log π, for training only (Menon et al. 2021).
+
+    Where a class is rare its score is lowered, so the plain score has to be higher to fit the data: the model learns
+    to tell classes apart and leaves their frequencies to π. A class that is absent is hardly pushed down at all.
+    """
+
+    def __init__(self, log_prior: Tensor, tau: float) -> None:
+        self.offset = tau * log_prior
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of the adjusted scores, averaged over the batch."""
+        scores = model(x)
+        return F.cross_entropy(scores + self.offset.to(scores.device, scores.dtype), y)
+
+
+def class_log_prior(labels: Tensor | np.ndarray, classes: int, smoothing: float = 1e-3) -> Tensor:
+    """log π for every class, where π is its share of `labels`; `smoothing` is added to each count.
+
+    Without it a class that is not there would have the logarithm of nothing, minus infinity.
+    """
+    if smoothing <= 0:
+        raise ValueError(f"smoothing = {smoothing} leaves absent classes without a finite logarithm; it must be > 0.")
+    counts = torch.bincount(torch.as_tensor(labels).long(), minlength=classes).double() + smoothing
+    return (counts / counts.sum()).log().float()
+
+
 class Contrastive:
     """MOON: draw the representation towards the global model's and away from the client's previous one."""
 

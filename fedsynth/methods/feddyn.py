@@ -8,7 +8,7 @@ Deviations: none for the weights (the mean is unweighted, as in the paper); Batc
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -24,6 +24,8 @@ from fedsynth.methods.slots import Aggregator, LocalRule, Setting, Visit
 
 class DynamicRule(LocalRule, name="dynamic"):
     """The regularised objective; the linear term is the client's own and stays with it."""
+
+    unprotected: ClassVar[str] = "its clients and server remember the same changes, which protection makes differ"
 
     alpha: float = Field(0.01, gt=0, description="strength of the regulariser")
 
@@ -46,6 +48,8 @@ def _linear(visit: Visit) -> Weights:
 
 class DynamicServer(Aggregator, name="feddyn"):
     """The plain mean, corrected by the server's own linear term."""
+
+    unprotected: ClassVar[str] = DynamicRule.unprotected
 
     alpha: float = Field(0.01, gt=0, description="strength of the regulariser; the same as the clients'")
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.learning.objectives import MeanMixup
 from fedsynth.learning.training import CrossEntropy, Objective
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.methods.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
 from fedsynth.methods.slots import LocalRule, Visit
 
 
@@ -73,8 +73,10 @@ class FedMixConfig(LoopConfig):
 @method("fedmix", config=FedMixConfig)
 def fedmix(fed: Federation, cfg: FedMixConfig) -> Outcome:
     """Mixup with averaged images that clients exchange once."""
+    rule = MixupRule(ratio=cfg.ratio)
+    checked_slots(fed, cfg, rule)  # before anything leaves a client
     fed.once("exchange averages", lambda: exchange(fed, cfg))
-    state = federated_loop(fed, cfg, objective=MixupRule(ratio=cfg.ratio))
+    state = federated_loop(fed, cfg, objective=rule)
     return loop_outcome(state)
 
 

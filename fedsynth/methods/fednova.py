@@ -8,7 +8,7 @@ Deviations: for Adam, which the paper does not treat, ‖a_i‖₁ = τ_i. Batch
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,6 +28,8 @@ def effective_steps(steps: int, momentum: float) -> float:
 
 class NormalisedMean(Aggregator, name="fednova"):
     """Average of changes per effective step, times the mean number of effective steps."""
+
+    unprotected: ClassVar[str] = "it needs the numbers of steps that clients send beside the weights"
 
     def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
         mean = weighted_mean((reply.model, reply.examples) for reply in replies.values())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
@@ -10,12 +12,25 @@ from torch import nn
 from fedsynth.data.dataset import Schema
 from fedsynth.federation import Client, Federation, Outcome, Replies, Reply, State, leaves, task
 from fedsynth.federation.personal import personal
-from fedsynth.learning.aggregators import pooled_statistics
-from fedsynth.learning.models import ModelSpec, build_model, instantiate
+from fedsynth.learning.aggregators import only, pooled_statistics
+from fedsynth.learning.models import Classifier, ModelSpec, build_model, instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.statistics import measure_batch_norm
-from fedsynth.learning.training import fit
+from fedsynth.learning.training import FitResult, fit
 from fedsynth.learning.weights import Weights, buffer_entries, norm_entries, weights_of
+from fedsynth.methods.protection import (
+    CONSTANTS,
+    NOISE,
+    Protection,
+    all_guarantees,
+    check_protection,
+    chosen_protection,
+    planned_effort,
+    private_fit,
+    protected_update,
+    update_guarantee,
+    with_server_noise,
+)
 from fedsynth.methods.settings import MethodConfig
 from fedsynth.methods.slots import (
     Aggregator,
@@ -52,6 +67,46 @@ class LoopConfig(MethodConfig):
     )
     server: ServerSlot | None = Field(None, description="the server's optimiser, in place of the method's own")
 
+    protects: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The values in the slots of one run."""
+
+    objective: LocalRule
+    aggregator: Aggregator
+    server: ServerOptimizer
+
+    @classmethod
+    def chosen(
+        cls,
+        cfg: LoopConfig,
+        objective: LocalRule | None = None,
+        aggregator: Aggregator | None = None,
+        server: ServerOptimizer | None = None,
+    ) -> Slots:
+        """The experiment's choice, or else the method's own, or else FedAvg's."""
+        slots = cls(
+            cfg.objective or objective or Plain(),
+            cfg.aggregator or aggregator or Mean(),
+            cfg.server or server or TakeAverage(),
+        )
+        check_halves(slots.objective, slots.aggregator)
+        return slots
+
+    def next_model(
+        self,
+        model: Weights,
+        replies: Replies,
+        memory: dict[str, Any],
+        setting: Setting,
+        noisy: Callable[[Weights], Weights] = lambda target: target,
+    ) -> Weights:
+        """Combine what the clients sent (`noisy` may protect that) and step towards it."""
+        target = noisy(self.aggregator.combine(model, replies, memory, setting))
+        return model | self.server.step(model, target, memory, setting)
+
 
 class Update(Reply):
     """What a client sends after training."""
@@ -79,21 +134,66 @@ def train(
     rule: dict[str, Any],
     keeps: Kept,
     sent: dict[str, Any],
+    protection: Protection | None = None,
 ) -> Update:
-    """Train the received model on the client's data and send it back."""
+    """Train the received model on the client's data and send it back, protected where the request says how."""
     received = model if keeps == "nothing" else own_weights(client, model, spec)
     net = instantiate(spec, client.schema.shape, client.schema.classes, received).to(client.device)
+    if protection is not None:
+        return train_protected(client, net, model, received, training, rule, keeps, sent, protection)
+    result, extra = fit_by_rule(client, net, received, training, rule, sent)
+    shared, examples = shared_entries(client, net, keeps), len(client.data.train)
+    return client.release(Update(model=shared, examples=examples, loss=result.loss, steps=result.steps, extra=extra))
+
+
+def train_protected(
+    client: Client,
+    net: Classifier,
+    model: Weights,
+    received: Weights,
+    training: LocalTraining,
+    rule: dict[str, Any],
+    keeps: Kept,
+    sent: dict[str, Any],
+    protection: Protection,
+) -> Update:
+    """Train, and let nothing but protected weights and constants leave; entries that are not trained stay as sent."""
+    names = {name for name, p in net.named_parameters() if p.requires_grad} - kept_entries(net, keeps)
+    with planned_effort(client, training):
+        if protection.updates == "dp_sgd":
+            guarantee = private_fit(client, net, training, protection)
+            shared = model | only(shared_entries(client, net, keeps), names)
+        else:
+            fit_by_rule(client, net, received, training, rule, sent)
+            trained, noise = shared_entries(client, net, keeps), client.noise_rng(NOISE)
+            shared = protected_update(model, trained, names, protection, noise)
+            guarantee = update_guarantee(protection)
+    return client.release(Update(model=shared, **CONSTANTS), **all_guarantees(guarantee))
+
+
+def fit_by_rule(
+    client: Client,
+    net: Classifier,
+    received: Weights,
+    training: LocalTraining,
+    rule: dict[str, Any],
+    sent: dict[str, Any],
+) -> tuple[FitResult, dict[str, Any]]:
+    """Train on the objective of the slot; what came of it, and what the objective reports."""
     local = LocalRule.parse(rule)
-    visit = Visit(client, net, received, training, sent)
     x, y = client.data.train.tensors()
+    visit = Visit(client, net, received, training, y, sent)
     result = fit(net, x, y, training, client.rng("batches"), local.begin(visit))
-    extra = local.finish(visit, result)
+    return result, local.finish(visit, result)
+
+
+def shared_entries(client: Client, net: nn.Module, keeps: Kept) -> Weights:
+    """The weights that may leave; the client puts the others aside for the next round."""
     weights = weights_of(net)
     held = kept_entries(net, keeps)
     if held:
         client.state["kept"] = {name: weights[name] for name in held}
-    shared = {name: entry for name, entry in weights.items() if name not in held}
-    return client.release(Update(model=shared, examples=len(y), loss=result.loss, steps=result.steps, extra=extra))
+    return {name: entry for name, entry in weights.items() if name not in held}
 
 
 @task
@@ -138,6 +238,22 @@ def start_weights(seed: int, spec: ModelSpec, schema: Schema) -> Weights:
     return weights_of(start_model(seed, spec, schema))
 
 
+def checked_slots(
+    fed: Federation,
+    cfg: LoopConfig,
+    objective: LocalRule | None = None,
+    aggregator: Aggregator | None = None,
+    server: ServerOptimizer | None = None,
+) -> Slots:
+    """The slots of a run, once it is clear that its updates can be protected as the experiment asks."""
+    slots = Slots.chosen(cfg, objective, aggregator, server)
+    protection = chosen_protection(cfg)
+    if protection is not None:
+        net = start_model(fed.seed, cfg.model, fed.schema)
+        check_protection(protection, cfg.train, slots.objective, slots.aggregator, net)
+    return slots
+
+
 def federated_loop(
     fed: Federation,
     cfg: LoopConfig,
@@ -150,10 +266,7 @@ def federated_loop(
 
     The arguments are the method's own slot values; those that the experiment sets take their place.
     """
-    rule = cfg.objective or objective or Plain()
-    combine = cfg.aggregator or aggregator or Mean()
-    step = cfg.server or server or TakeAverage()
-    check_halves(rule, combine)
+    slots, protection = checked_slots(fed, cfg, objective, aggregator, server), chosen_protection(cfg)
     if keeps == "nothing" and cfg.train.norm_buffers == "local":
         keeps = "buffers"
     net = start_model(fed.seed, cfg.model, fed.schema)
@@ -174,17 +287,27 @@ def federated_loop(
             model={name: entry for name, entry in state.model.items() if name not in held},
             spec=cfg.model,
             training=training,
-            rule=rule.as_dict(),
+            rule=slots.objective.as_dict(),
             keeps=keeps,
-            sent=combine.sent(state.memory, state.model, setting),
+            sent=slots.aggregator.sent(state.memory, state.model, setting),
+            **({"protection": protection} if protection else {}),
         )
         if not replies:  # nobody could be reached: the model waits
             continue
-        target = combine.combine(state.model, replies, state.memory, setting)
-        state.model = state.model | step.step(state.model, target, state.memory, setting)
+        noisy = server_noise(fed, protection, setting, len(replies))
+        state.model = slots.next_model(state.model, replies, state.memory, setting, noisy)
         if cfg.train.norm_buffers == "recalibrate" and buffer_entries(net) - held:
             state.model = state.model | recalibrated(fed, cfg, state.model, list(replies))
     return state
+
+
+def server_noise(
+    fed: Federation, protection: Protection | None, setting: Setting, replies: int
+) -> Callable[[Weights], Weights]:
+    """What the server adds to the mean of the replies: noise where the experiment wants it there, else nothing."""
+    if protection is None or protection.noise_at == "client":
+        return lambda mean: mean
+    return lambda mean: with_server_noise(mean, setting.trained, replies, protection, fed.noise_rng(NOISE))
 
 
 def loop_outcome(state: State) -> Outcome:

@@ -29,6 +29,8 @@ SMALLEST_LOSS = 1e-10  # as in the authors' code: a loss of zero must not divide
 class ReportLoss(LocalRule, name="report_loss"):
     """Plain training; the loss of the received model is reported."""
 
+    unprotected: ClassVar[str] = "its clients send their loss beside the weights"
+
     def finish(self, visit: Visit, fit: FitResult) -> dict[str, Any]:
         net = copy.deepcopy(visit.net)
         load_weights(net, visit.received)
@@ -40,6 +42,7 @@ class FairMean(Aggregator, name="qffl"):
     """The q-weighted step, written as a weighted mean of the old model and the clients'."""
 
     needs: ClassVar[str] = "report_loss"
+    unprotected: ClassVar[str] = "it needs the loss that clients send beside the weights"
 
     q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
 

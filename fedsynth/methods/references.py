@@ -6,7 +6,7 @@ upper bound that a federation cannot have: it exists in simulations only.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -60,6 +60,8 @@ class LocalConfig(MethodConfig):
 
 class FinetuneConfig(LoopConfig):
     """Setting of the fine-tuning."""
+
+    protects: ClassVar[bool] = False  # what a client trains after the last round is not
 
     epochs: int = Field(2, ge=0, description="epochs of fine-tuning at each client, after the last round")
 

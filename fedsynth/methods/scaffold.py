@@ -32,6 +32,7 @@ class ControlRule(LocalRule, name="control_variates"):
     """Correct every step by c − c_i and report how c_i changed."""
 
     needs: ClassVar[str] = "scaffold"
+    unprotected: ClassVar[str] = "its clients send control variates beside the weights"
 
     option: Literal["I", "II"] = Field("II", description="how the client renews its control variate (eq. 4)")
 
@@ -78,6 +79,7 @@ class ScaffoldServer(Aggregator, name="scaffold"):
     """Mean change of the models times the server's rate; the control variate follows the clients'."""
 
     needs: ClassVar[str] = "control_variates"
+    unprotected: ClassVar[str] = "it needs the control variates that clients send beside the weights"
 
     server_lr: float = Field(1.0, gt=0, description="the server's learning rate η_g")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining, learning_rate
+from fedsynth.privacy import PrivacyConfig
 
 
 class TrainConfig(BaseModel):
@@ -68,12 +69,28 @@ class TrainConfig(BaseModel):
 
 
 class MethodConfig(BaseModel):
-    """Base of a method's settings. `train` and `model` come from their own sections of an experiment."""
+    """Base of a method's settings. `train`, `model` and `privacy` come from their own sections of an experiment.
+
+    `protects` says whether all that the method sends after training is protected as `privacy.updates` asks. The shared
+    loop does it; a method that trains in a task of its own does not unless it says so.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
     train: TrainConfig = Field(default_factory=TrainConfig, exclude=True)
     model: ModelSpec = Field(default_factory=ModelSpec, exclude=True)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig, exclude=True)
+
+    protects: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _keeps_the_promise_of_privacy(self) -> MethodConfig:
+        if self.privacy.updates != "none" and not self.protects:
+            raise ValueError(
+                f'privacy.updates = "{self.privacy.updates}" protects the shared loop of fedavg and its relatives, '
+                'and this method trains outside of it; set privacy.updates = "none" or choose another method'
+            )
+        return self
 
     @classmethod
     def own_settings(cls) -> dict[str, Any]:

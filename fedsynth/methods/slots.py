@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from torch import Tensor
 
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation import Client, Replies
@@ -30,6 +31,7 @@ class SlotValue(BaseModel):
     name: ClassVar[str] = ""
     slot: ClassVar[str] = ""
     needs: ClassVar[str] = ""  # name of the value that must fill the other slot: clients' and server's half of a method
+    unprotected: ClassVar[str] = ""  # why it does not go with protected updates; empty where it does
     known: ClassVar[dict[str, type[SlotValue]]] = {}
 
     def __init_subclass__(cls, slot: str = "", name: str = "", **kwargs: Any) -> None:
@@ -69,12 +71,14 @@ class SlotValue(BaseModel):
 
 @dataclass(frozen=True)
 class Visit:
-    """One local training: the client, its network, the weights it received and what the server rule sent along."""
+    """One local training: the client, its network, the weights it received, the labels of the examples it trains on
+    and what the server rule sent along."""
 
     client: Client
     net: Classifier
     received: Weights
     training: LocalTraining
+    labels: Tensor
     sent: dict[str, Any]
 
 

@@ -23,11 +23,11 @@ def write_record(
     participation: Participation,
     data: FederatedData,
 ) -> None:
-    """metrics.csv, clients.csv, participation.json, releases.json, TensorBoard events, split.png and curves.png."""
+    """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, split.png and curves.png."""
     write_csv(folder / "metrics.csv", [flat(row) for row in rows])
     write_csv(folder / "clients.csv", _client_rows(judged["per_client"], data))
     write_json(folder / "participation.json", participation.as_dict())
-    write_json(folder / "releases.json", summary["releases"])
+    write_csv(folder / "ledger.csv", _ledger_rows(summary["privacy"]))
     write_events(folder / "tensorboard", rows)
     plot_split(
         folder / "split.png",
@@ -78,3 +78,11 @@ def _client_rows(per_client: dict[str, dict[str, Any]], data: FederatedData) -> 
             row = clients.setdefault(client, {"client": client, "train_examples": data.train_size(client)})
             row |= {f"{view}/{key}": value for key, value in values.items()}
     return [clients[client] for client in sorted(clients)]
+
+
+def _ledger_rows(privacy: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per client and release, and one per client for the total."""
+    rows = [{"client": client, **row} for row in privacy for client in row["clients"]]
+    for row in rows:
+        del row["clients"]
+    return sorted(rows, key=lambda row: (len(row["client"]), row["client"]))

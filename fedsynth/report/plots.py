@@ -10,6 +10,9 @@ import numpy as np
 
 from fedsynth.data.dataset import Schema
 
+SAMPLE_COLUMNS = 10
+SAMPLE_GROUND = (0.86, 0.89, 0.95)  # neither black nor white, so that the edges of grey images show
+
 
 def plot_split(path: Path, counts: np.ndarray, clients: list[str], schema: Schema) -> None:
     """Who has what: a bubble per client and class, its area the number of training examples."""
@@ -51,6 +54,57 @@ def plot_curves(path: Path, runs: Mapping[str, list[dict[str, Any]]], title: str
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def plot_samples(
+    path: Path,
+    images: np.ndarray,
+    labels: np.ndarray,
+    schema: Schema,
+    title: str = "",
+    low: float = 0.0,
+    high: float = 1.0,
+) -> None:
+    """What synthetic data looks like: a row per class with its first few images; a class without any says "none".
+
+    `images` are floats (n, channels, height, width); `low` and `high`, the range of the real data, become black and
+    white. Three channels are colours, any other number is shown as its mean, in grey.
+    """
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.ndim != 4 or len(images) != len(labels):
+        raise ValueError(
+            f"Images {images.shape} and labels {labels.shape} must be (n, channels, height, width) and (n,)."
+        )
+    classes = schema.class_names or tuple(map(str, range(schema.classes)))
+    height, width = images.shape[2] + 1, images.shape[3] + 1  # with a line between neighbours
+    canvas = np.full((height * len(classes) + 1, width * SAMPLE_COLUMNS + 1, 3), SAMPLE_GROUND)
+    empty = []
+    for row in range(len(classes)):
+        chosen = np.flatnonzero(labels == row)[:SAMPLE_COLUMNS]
+        empty += [] if len(chosen) else [row]
+        for column, image in enumerate(_colours(images[chosen], low, high)):
+            top, left = 1 + row * height, 1 + column * width
+            canvas[top : top + height - 1, left : left + width - 1] = image
+    breadth = 5.0
+    figure = _figure(breadth + 1, min(60, max(2, 0.7 + breadth * canvas.shape[0] / canvas.shape[1])))
+    axes = figure.subplots()
+    axes.imshow(canvas, interpolation="nearest")
+    for row in empty:
+        axes.text(width / 2, (row + 0.5) * height, "none", ha="left", va="center", fontsize=8, color="0.4")
+    axes.set_xticks([])
+    axes.set_yticks([(row + 0.5) * height for row in range(len(classes))], classes, fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def _colours(images: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Images as (n, height, width, 3) in [0, 1]; what is not a number becomes black."""
+    if images.shape[1] != 3:
+        images = images.mean(axis=1, keepdims=True).repeat(3, axis=1)
+    scaled = (images - low) / (high - low if high > low else 1.0)
+    return np.nan_to_num(np.clip(scaled, 0, 1)).transpose(0, 2, 3, 1)
 
 
 def _figure(width: float, height: float) -> Any:

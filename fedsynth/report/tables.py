@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from fedsynth.data.check import Check
+from fedsynth.privacy import ledger_words
 
 COLUMNS = ("method", "global", "class var", "clients", "worst", "client var", "MB", "epochs", "s", "n")
 LEGEND = (
@@ -16,9 +17,11 @@ LEGEND = (
 
 
 def comparison_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per method: means over the seeds, with standard deviations where there are several."""
-    methods = list(dict.fromkeys(summary["method"] for summary in summaries))
-    return [_row(name, [s for s in summaries if s["method"] == name]) for name in methods]
+    """A row per label (the method's name unless told): means over the seeds, with standard deviations where several."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        runs.setdefault(summary.get("label", summary["method"]), []).append(summary)
+    return [_row(label, of_label) for label, of_label in runs.items()]
 
 
 def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -98,8 +101,7 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines.extend(("note", note) for note in summary["notes"])
     if summary["norm_buffers"] != "average":
         lines.append(("norm statistics", summary["norm_buffers"]))
-    left = "; ".join(row["what"] for row in summary["releases"] if row["guarantee"] == "none")
-    lines.append(("left the clients unprotected", left or "nothing"))
+    lines.extend(("privacy", sentence) for sentence in ledger_words(summary["privacy"]))
     lines.append(("run folder", summary["run_dir"]))
     return lines
 

@@ -1,8 +1,7 @@
-"""A variational auto-encoder for images of any shape (FedDPMS, table 4, generalised). Plain PyTorch.
+"""The generating half of a variational auto-encoder, for images of any shape (FedDPMS, table 4, generalised).
 
-The encoder's convolutions are somebody else's (a classifier's); here are the latent heads that read their features, the
-symmetric decoder, and the loss. Latent means go through a sigmoid, so that they lie in [0, 1] and a mean of them has a
-bounded sensitivity.
+Plain PyTorch. The encoder is a classifier's convolutions with latent heads on them (`learning/latent.py`); here are the
+symmetric decoder and the loss.
 """
 
 from __future__ import annotations
@@ -12,21 +11,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-LARGEST_LOG_VARIANCE = 10.0
-
-
-class LatentHeads(nn.Module):
-    """Mean (in [0, 1]) and log-variance of the latent of each example, from its features."""
-
-    def __init__(self, features: int, latent: int) -> None:
-        super().__init__()
-        self.mean = nn.Linear(features, latent)
-        self.log_variance = nn.Linear(features, latent)
-
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        log_variance = self.log_variance(features).clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE)
-        return torch.sigmoid(self.mean(features)), log_variance
 
 
 class Decoder(nn.Module):
@@ -65,11 +49,6 @@ class Decoder(nn.Module):
             if number < len(self.blocks):
                 x = F.relu(x)
         return torch.sigmoid(x)
-
-
-def sample_latent(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """z ~ N(mean, variance), differentiably."""
-    return mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
 
 
 def vae_loss(x: Tensor, reconstruction: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def test_problems_of_a_data_set_are_listed_with_exit_code_1(fedsynth, tmp_path):
     [
         ("run", ["FILE", "KEY=VALUE", "--json", "--quiet"]),
         ("resume", ["FOLDER", "--json", "--quiet", "--accept-code-change"]),
-        ("compare", ["FILE", "KEY=VALUE", "--methods", "--seeds", "--no-references", "--json", "--quiet"]),
+        ("compare", ["FILE", "--methods", "--seeds", "--no-references", "--controls", "--json", "--quiet"]),
         ("partition", ["FILE", "KEY=VALUE", "--save", "--json"]),
         ("check", ["DATA", "KEY=VALUE", "--json"]),
         ("methods", ["NAME", "--json"]),

@@ -43,7 +43,7 @@ def contents(folder: Path) -> dict[str, Any]:
         "metrics": [timeless(row) for row in rows],
         "summary": timeless(json.loads((folder / "summary.json").read_text())),
         "clients": (folder / "clients.csv").read_text(),
-        "releases": (folder / "releases.json").read_text(),
+        "ledger": (folder / "ledger.csv").read_text(),
     }
 
 
@@ -100,7 +100,7 @@ def test_without_json_the_results_are_printed_and_nothing_else(fedsynth, tiny, t
     done = fedsynth("run", *tiny, cwd=tmp_path)
     assert done.code == 0
     assert done.err == "", "no progress where nobody looks"
-    for words in ("fedavg, seed 0, 2 rounds (single run)", "global test", "unprotected", "run folder"):
+    for words in ("fedavg, seed 0, 2 rounds (single run)", "global test", "No differential privacy", "run folder"):
         assert words in done.out, words
     assert "\x1b" not in done.out
 
@@ -109,7 +109,7 @@ def test_a_run_leaves_its_record(whole):
     names = {path.name for path in whole.iterdir()}
     expected = "config.json versions.json manifest.json metrics.jsonl metrics.csv summary.json clients.csv"
     assert names >= {*expected.split(), "model.safetensors", "model-best.safetensors", "participation.json"}
-    assert names >= {"releases.json", "tensorboard", "checkpoints", "split.png", "curves.png"}
+    assert names >= {"ledger.csv", "tensorboard", "checkpoints", "split.png", "curves.png"}
     assert not list(whole.rglob("*.tmp"))
     assert len((whole / "metrics.jsonl").read_text().splitlines()) == 12
     with safe_open(whole / "model.safetensors", "pt") as file:

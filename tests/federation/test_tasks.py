@@ -12,6 +12,9 @@ from fedsynth.errors import FedsynthError
 from fedsynth.federation import Client, Done, Policy, Reply, leaves, task
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.learning.weights import Weights
+from fedsynth.privacy import GaussianEvent, Guarantee
+
+GAUSSIAN = Guarantee(mechanism="Gaussian noise, std 2", events=(GaussianEvent(mu=0.5),), covered="the number")
 
 
 class Number(Reply):
@@ -56,12 +59,12 @@ def tt_weights(client: Client, model: Weights) -> Done:
 
 @task
 def tt_protected(client: Client) -> Number:
-    return client.release(Number(number=1.0), number={"mechanism": "gaussian", "sigma": 2.0})
+    return client.release(Number(number=1.0), number=GAUSSIAN)
 
 
 @task
 def tt_mistaken(client: Client) -> Number:
-    return client.release(Number(number=1.0), nmber={})
+    return client.release(Number(number=1.0), nmber=GAUSSIAN)
 
 
 def fail_of(federate, asked, **fields):
@@ -168,22 +171,13 @@ def test_what_leaves_is_recorded_with_its_guarantee(federate):
     fed.broadcast(tt_double, value=1.0)
     fed.broadcast(tt_double, to=["0"], value=1.0)
     fed.broadcast(tt_protected, to=["0", "1"])
-    assert fed.participation.releases == {
-        "tt_double.number": {
-            "task": "tt_double",
-            "field": "number",
-            "what": "a number",
-            "guarantee": "none",
-            "times": 5,
-        },
-        "tt_protected.number": {
-            "task": "tt_protected",
-            "field": "number",
-            "what": "a number",
-            "guarantee": {"mechanism": "gaussian", "sigma": 2.0},
-            "times": 2,
-        },
-    }
+    rows = [row for row in fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
+    assert [(row["release"], row["what"], row["clients"], row["times"], row["mechanism"]) for row in rows] == [
+        ("tt_double.number", "a number", ["0"], 2, "none"),
+        ("tt_double.number", "a number", ["1", "2", "3"], 1, "none"),
+        ("tt_protected.number", "a number", ["0", "1"], 1, "Gaussian noise, std 2"),
+    ]
+    assert [row["epsilon"] for row in rows] == [None, None, pytest.approx(1.9931, abs=6e-5)]
 
 
 def test_a_client_that_is_not_part_of_the_federation_cannot_be_asked(federate):

@@ -11,7 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsynth.learning.models import Classifier, ModelSpec, build_model
-from fedsynth.learning.objectives import Contrastive, ControlVariates, Dynamic, MeanMixup, Proximal, contrast
+from fedsynth.learning.objectives import (
+    Contrastive,
+    ControlVariates,
+    Dynamic,
+    LogitAdjusted,
+    MeanMixup,
+    Proximal,
+    class_log_prior,
+    contrast,
+)
 from fedsynth.learning.training import Objective
 from fedsynth.learning.weights import weights_of
 
@@ -248,3 +257,52 @@ def test_mean_mixup_leaves_the_batch_alone() -> None:
     MeanMixup(x[:1], torch.full((1, 3), 1 / 3).double(), 0.3, np.random.default_rng(0)).loss(net, x, y).backward()
     assert torch.equal(x, before)
     assert not x.requires_grad
+
+
+# -- logit adjustment -------------------------------------------------------------------------------------------------
+
+
+def test_log_prior_is_the_logarithm_of_the_smoothed_shares() -> None:
+    labels = np.array([0, 0, 0, 2])
+    expected = np.log(np.array([3.5, 0.5, 1.5]) / 5.5)
+    assert np.allclose(class_log_prior(labels, 3, smoothing=0.5).numpy(), expected)
+    assert torch.equal(class_log_prior(labels, 3), class_log_prior(torch.from_numpy(labels), 3))
+    assert class_log_prior(labels, 3).dtype == torch.float32
+
+
+def test_log_prior_stays_finite_where_classes_are_absent() -> None:
+    prior = class_log_prior(np.zeros(60_000, dtype=np.int64), 1000)
+    assert torch.isfinite(prior).all()
+    assert prior[0] == prior.max()
+    assert prior[1:].max() < -10
+    nobody = class_log_prior(np.zeros(0, dtype=np.int64), 4)
+    assert torch.allclose(nobody.exp(), torch.full((4,), 0.25))
+    with pytest.raises(ValueError, match="smoothing = 0"):
+        class_log_prior(np.zeros(3, dtype=np.int64), 4, smoothing=0)
+
+
+@pytest.mark.parametrize("spec", [TINY, CNN], ids=["mlp", "zda_cnn"])
+@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
+def test_logit_adjustment_multiplies_each_odds_by_the_prior_to_the_tau(spec: ModelSpec, tau: float) -> None:
+    net, (x, y) = net_of(spec, 1).eval(), some_batch(spec)
+    prior = torch.tensor([0.7, 0.299, 0.001]).double()
+
+    def value() -> float:
+        with torch.no_grad():
+            weighed = torch.exp(net(x)) * prior**tau
+        return -torch.log(weighed[torch.arange(len(y)), y] / weighed.sum(1)).mean().item()
+
+    objective = LogitAdjusted(prior.log(), tau)
+    assert objective.loss(net, x, y).item() == pytest.approx(value())
+    assert agree(gradients(net, objective, x, y), by_differences(net, value))
+
+
+def test_logit_adjustment_spares_classes_that_are_absent() -> None:
+    """The bias of a class that the data lacks is hardly pushed down; plain cross-entropy pushes it."""
+    net, (x, _) = net_of(TINY, 1), some_batch(TINY, 64)
+    y = torch.arange(64) % 2
+    plain, adjusted = (
+        gradients(net, LogitAdjusted(class_log_prior(y, 3).double(), tau), x, y)[-1] for tau in (0.0, 1.0)
+    )
+    assert plain[2] > 0.1
+    assert 0 < adjusted[2] < 1e-4

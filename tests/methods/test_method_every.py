@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +32,7 @@ EXTRA: dict[str, set[str]] = {"scaffold": {"control_change"}, "qffl": {"loss_bef
 
 BASELINES = [
     *("centralised", "fedavg", "fedbn", "feddyn", "fedmix", "fednova", "fedopt", "fedprox", "finetune", "krum"),
-    *("local", "median", "moon", "qffl", "scaffold", "trimmed_mean"),
+    *("local", "logit_adjustment", "median", "moon", "qffl", "scaffold", "trimmed_mean"),
 ]
 
 
@@ -71,7 +72,7 @@ def flat_scores(tallies: dict[str, dict[str, Any]]) -> Iterator[tuple[Any, ...]]
 
 
 def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) -> None:
-    """The replies' bytes hold the declared fields and nothing else; the record of releases names what was not empty."""
+    """The replies' bytes hold the declared fields and nothing else; the ledger names what was not empty."""
     declared = LEAVES.get(method, UPDATE)
     asks = [ask for ask in finished.asks if ask.task != "score"]
     assert {ask.task for ask in asks} == set(declared)
@@ -84,14 +85,18 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
                 assert set(answer["fields"]["extra"]) == EXTRA.get(method, set())
                 assert set(answer["fields"]["model"]) <= set(finished.model)
     times = {task: sum(len(ask.requests) for ask in asks if ask.task == task) for task in declared}
-    record = finished.fed.participation.releases
-    assert {key: row["times"] for key, row in record.items() if row["task"] != "score"} == {
+    record = finished.fed.participation.ledger.rows(1e-5)
+    counts: Counter[str] = Counter()
+    for row in record:
+        if row["kind"] == "release" and not row["evaluation"]:
+            counts[row["release"]] += row["times"] * len(row["clients"])
+    assert counts == {
         f"{task}.{field}": times[task]
         for task, fields in declared.items()
         for field in fields
         if field != "extra" or method in EXTRA
     }
-    assert all(row["what"] for row in record.values())
+    assert all(row["what"] for row in record)
 
 
 @pytest.mark.parametrize("method", [name for name in BASELINES if name != "fedmix"])

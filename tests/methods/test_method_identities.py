@@ -28,6 +28,7 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "FedOpt sgd lr=1": ("fedopt", {"optimizer": "sgd", "server_lr": 1, "momentum": 0}),
     "trimmed mean trim=0": ("trimmed_mean", {"trim": 0}),
     "MOON mu=0": ("moon", {"mu": 0}),
+    "logit adjustment tau=0": ("logit_adjustment", {"tau": 0}),
     "FedMix ratio=0": ("fedmix", {"ratio": 0}),
     "fine-tuning, global model": ("finetune", {"epochs": 1}),
     "Krum that keeps all": ("krum", {"byzantine": 0, "keep": 9}),
@@ -75,6 +76,7 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "FedOpt": ("fedopt", {"optimizer": "sgd", "server_lr": 0.9, "momentum": 0}),
     "trimmed mean": ("trimmed_mean", {"trim": 0.2}),
     "MOON": ("moon", {"mu": 0.5}),
+    "logit adjustment": ("logit_adjustment", {"tau": 0.5}),
     "FedMix": ("fedmix", {"ratio": 0.1}),
     "Krum": ("krum", {"byzantine": 0, "keep": 4}),
     "FedNova": ("fednova", {}),
@@ -157,7 +159,10 @@ def test_one_client_with_all_the_data_is_central_training(
     assert same_bits(local.state("all")["alone"], expected)
 
 
-ORDER_METHODS = ["fedavg", "scaffold", "fednova", "feddyn", "qffl", "moon", "fedopt", "median", "trimmed_mean", "krum"]
+ORDER_METHODS = [
+    *("fedavg", "scaffold", "fednova", "feddyn", "qffl", "moon", "fedopt", "logit_adjustment"),
+    *("median", "trimmed_mean", "krum"),
+]
 
 
 @pytest.mark.parametrize("method", ORDER_METHODS)

@@ -1,0 +1,229 @@
+"""Protected updates in the shared loop: DP-SGD hides each record, clipping and noise hide each client.
+
+With protection on, a reply holds protected weights and else only constants, the same for every client: no number of
+examples, loss or number of steps leaves, and so all clients weigh alike. Work is counted as planned, not as done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from fedsynth.errors import ConfigError
+from fedsynth.federation import Client
+from fedsynth.learning.effort import count_examples, measured_effort
+from fedsynth.learning.optimizers import LocalTraining, make_optimizer
+from fedsynth.learning.weights import Weights
+from fedsynth.methods.settings import MethodConfig, TrainConfig
+from fedsynth.methods.slots import Aggregator, LocalRule, Mean, Plain
+from fedsynth.privacy import Event, GaussianEvent, Guarantee, PureEvent, gaussian_sigma, sampled_gaussian_noise
+from fedsynth.privacy.config import NoiseAt
+from fedsynth.privacy.dpsgd import check_model, dp_fit, dp_rate, dp_steps
+from fedsynth.privacy.mechanisms import add_gaussian, clip_weights
+
+CALIBRATED = "calibrated noise"  # in the private state: the search takes seconds and is done once
+NOISE = "update noise"  # the purpose of the random numbers
+SAFE = 1 + 1e-12  # rounding must not bring ε past its target
+CONSTANTS: dict[str, Any] = {"examples": 1, "loss": 0.0, "steps": 0, "extra": {}}
+"""What a protected update says beside the weights."""
+
+
+class Protection(BaseModel):
+    """What clients are told about protecting updates. Without `noise`, each one calibrates its own to `target`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    updates: Literal["dp_sgd", "clipped"]
+    clip: float
+    noise: float | None
+    noise_at: NoiseAt
+    target: float | None
+    delta: float
+    rounds: int
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier, where it is the same for all clients."""
+        assert self.noise is not None, "every client has its own"
+        return self.noise
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise on an update (or on the sum of all)."""
+        return self.multiplier * self.clip
+
+
+# -- at the server --------------------------------------------------------------------------------------------------
+
+
+def chosen_protection(cfg: MethodConfig) -> Protection | None:
+    """What the experiment asks for; noise on clipped updates is calibrated here, by the closed form."""
+    privacy, rounds = cfg.privacy, max(1, cfg.train.rounds)
+    if privacy.updates == "none":
+        return None
+    noise: float | None = privacy.noise
+    if privacy.target is not None:
+        noise = None
+        if privacy.updates == "clipped":
+            sensitivity = _sensitivity(privacy.noise_at)
+            noise = gaussian_sigma(privacy.target, privacy.delta) * sensitivity * math.sqrt(rounds) * SAFE
+    return Protection(
+        updates=privacy.updates,
+        clip=privacy.clip,
+        noise=noise,
+        noise_at=privacy.noise_at,
+        target=privacy.target,
+        delta=privacy.delta,
+        rounds=rounds,
+    )
+
+
+def check_protection(
+    protection: Protection, train: TrainConfig, objective: LocalRule, aggregator: Aggregator, net: nn.Module
+) -> None:
+    """Refuse what cannot be protected, before anything has left a client."""
+    wanted = f'privacy.updates = "{protection.updates}"'
+    for value in (objective, aggregator):
+        if value.unprotected:
+            raise ConfigError(f'{wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.')
+    if protection.updates == "dp_sgd" and not isinstance(objective, Plain):
+        raise ConfigError(
+            f'{wanted} cannot be used with objective "{objective.name}": the loss of every record must be clipped by '
+            f'itself, and that is done for the plain one only. Set method.objective = "plain", or updates = "clipped".'
+        )
+    if protection.updates == "dp_sgd" and train.max_grad_norm is not None:
+        raise ConfigError(
+            f"{wanted} cannot be used with train.max_grad_norm: privacy.clip shortens the gradient of every record."
+        )
+    if protection.noise_at == "server" and not isinstance(aggregator, Mean):
+        raise ConfigError(
+            f'privacy.noise_at = "server" cannot be used with aggregator "{aggregator.name}": its noise is made for '
+            'the mean, of which every client is one part. Set noise_at = "client" or method.aggregator = "mean".'
+        )
+    check_model(net)
+
+
+def with_server_noise(
+    mean: Weights, names: Collection[str], replies: int, protection: Protection, rng: np.random.Generator
+) -> Weights:
+    """Noise on the named entries of a mean of so many clipped updates, as if their sum had got it."""
+    std = protection.std / replies
+    return mean | {name: add_gaussian(mean[name], std, rng) for name in sorted(names)}
+
+
+# -- at a client ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def planned_effort(client: Client, training: LocalTraining) -> Iterator[None]:
+    """Report what training was to cost: what it did cost, such as sizes of random batches, tells about the data."""
+    with measured_effort():
+        yield
+    count_examples(training.epochs * max(1, len(client.data.train)))
+
+
+def private_fit(client: Client, net: nn.Module, training: LocalTraining, protection: Protection) -> Guarantee:
+    """Train by DP-SGD; what that proves about the weights."""
+    x, y = client.data.train.tensors()
+    noise = client_noise(client, training, protection)
+    done = dp_fit(
+        net,
+        x,
+        y,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        clip=protection.clip,
+        noise=noise,
+        rng=client.noise_rng("dp-sgd"),  # batches too: who is in them must stay as secret as the noise
+        optimizer=make_optimizer(net.parameters(), training),
+    )
+    assert done.event is not None
+    return Guarantee(
+        mechanism=f"DP-SGD, gradients clipped to {protection.clip:g}, noise multiplier {noise:.4g}",
+        events=(done.event,),
+        unit="record",
+        adjacency="add or remove one",
+        covered="the weights",
+        not_covered="the number of examples, which decides the sampling rate; who takes part",
+    )
+
+
+def client_noise(client: Client, training: LocalTraining, protection: Protection) -> float:
+    """The noise multiplier: the given one, or the smallest that keeps all rounds of this client within the target."""
+    if protection.target is None:
+        return protection.multiplier
+    examples = len(client.data.train)
+    rate = dp_rate(examples, training.batch_size)
+    steps = protection.rounds * dp_steps(examples, training.batch_size, training.epochs)
+    wanted = [protection.target, protection.delta, rate, steps]
+    kept = client.state.get(CALIBRATED)
+    if kept is None or kept["for"] != wanted:
+        noise = sampled_gaussian_noise(protection.target, protection.delta, rate, steps) * SAFE
+        client.state[CALIBRATED] = kept = {"for": wanted, "noise": noise}
+    return float(kept["noise"])
+
+
+def protected_update(
+    received: Weights, trained: Weights, names: Collection[str], protection: Protection, rng: np.random.Generator
+) -> Weights:
+    """The received weights and, for the named entries, the clipped change; with noise where the client adds it."""
+    change = {name: trained[name].to(received[name]).double() - received[name].double() for name in sorted(names)}
+    clipped = clip_weights(change, protection.clip)
+    if protection.noise_at == "server":
+        return received | {name: _no_farther(received[name], step) for name, step in clipped.items()}
+    noisy = {name: add_gaussian(step, protection.std, rng) for name, step in clipped.items()}
+    return received | {name: (received[name].double() + s).to(received[name].dtype) for name, s in noisy.items()}
+
+
+def update_guarantee(protection: Protection) -> Guarantee:
+    """What is proven about one clipped update."""
+    event: Event = GaussianEvent(mu=_sensitivity(protection.noise_at) / protection.multiplier)
+    noise = f"Gaussian noise of standard deviation {protection.std:.4g}"
+    if protection.noise_at == "client":
+        return Guarantee(
+            mechanism=f"update clipped to {protection.clip:g}, {noise}",
+            events=(event,),
+            unit="client",
+            adjacency="replace one",
+            covered="the weights",
+            not_covered="who takes part",
+        )
+    return Guarantee(
+        mechanism=f"update clipped to {protection.clip:g}; the server adds {noise} to the sum",
+        events=(event,),
+        unit="client",
+        adjacency="add or remove one",
+        covered="what everybody but the server can learn",
+        not_covered="the server, which sees every clipped update; who takes part",
+    )
+
+
+def all_guarantees(model: Guarantee) -> dict[str, Guarantee]:
+    """The guarantee of the weights, and one for each of the constants beside them."""
+    constant = Guarantee(
+        mechanism="the same constant for every client",
+        events=(PureEvent(epsilon=0),),
+        unit=model.unit,
+        adjacency=model.adjacency,
+        covered="all of it: nothing depends on the data",
+    )
+    return {"model": model, **dict.fromkeys(CONSTANTS, constant)}
+
+
+def _sensitivity(noise_at: NoiseAt) -> float:
+    """In units of clip: a client's own update turns into any other, or comes to (or goes from) the sum."""
+    return 2.0 if noise_at == "client" else 1.0
+
+
+def _no_farther(start: Tensor, step: Tensor) -> Tensor:
+    """`start + step`, rounded so that no coordinate moves farther than its step: a clipped update stays clipped."""
+    end = (start.double() + step).to(start.dtype)
+    beyond = (end.double() - start.double()).abs() > step.abs()
+    return torch.where(beyond, torch.nextafter(end, start), end)

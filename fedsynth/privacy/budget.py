@@ -1,0 +1,95 @@
+"""What a client has spent, and how much it may: adding up guarantees of the same unit and adjacency."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fedsynth.errors import FedsynthError
+from fedsynth.privacy.accounting import epsilon, epsilon_bound
+from fedsynth.privacy.guarantee import Event, Guarantee, Scope
+
+ROUNDING = 1e-9  # noise calibrated to the budget itself must fit it
+_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+_SCOPE: TypeAdapter[Scope] = TypeAdapter(Scope)
+
+
+class BudgetError(FedsynthError):
+    """A release that would bring a client past its privacy budget; nothing of it has left the client."""
+
+
+class Spending:
+    """Events by what they are about, each with how often it happened."""
+
+    def __init__(self) -> None:
+        self.events: dict[Scope, Counter[Event]] = {}
+
+    def add(self, guarantee: Guarantee, times: int = 1) -> None:
+        """Note a release; one that proves nothing spends nothing and is not protected either."""
+        if guarantee.proven:
+            events = self.events.setdefault(guarantee.scope, Counter())
+            for event in guarantee.events:
+                events[event] += times
+
+    def plus(self, guarantees: Iterable[Guarantee]) -> Spending:
+        """What would be spent after these releases too."""
+        result = Spending()
+        result.events = {scope: Counter(events) for scope, events in self.events.items()}
+        for guarantee in guarantees:
+            result.add(guarantee)
+        return result
+
+    def epsilon(self, scope: Scope, delta: float) -> float:
+        """ε of everything in one scope; 0 where nothing was released."""
+        return epsilon(self.events.get(scope, Counter()), delta)
+
+    def as_list(self) -> list[Any]:
+        """JSON-ready."""
+        return [
+            [list(scope), [[event.model_dump(mode="json"), times] for event, times in events.items()]]
+            for scope, events in sorted(self.events.items())
+        ]
+
+    @classmethod
+    def from_list(cls, values: list[Any]) -> Spending:
+        """Rebuild from `as_list`."""
+        result = cls()
+        for scope, events in values:
+            result.events[_SCOPE.validate_python(tuple(scope))] = Counter(
+                {_EVENT.validate_python(event): int(times) for event, times in events}
+            )
+        return result
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The largest ε that a client may reach by its protected releases, for each unit and adjacency by itself."""
+
+    epsilon: float
+    delta: float
+
+    def exceeded(self, spending: Spending) -> tuple[Scope, float] | None:
+        """Where, and with which ε, the spending is past the budget; None when it is not."""
+        most = self.epsilon * (1 + ROUNDING)
+        for scope, events in sorted(spending.events.items()):
+            if epsilon_bound(events, self.delta) <= most:  # quick, and enough most of the time
+                continue
+            total = epsilon(events, self.delta)
+            if total > most:
+                return scope, total
+        return None
+
+
+def say_epsilon(value: float, scope: Scope, delta: float) -> str:
+    """An ε in a sentence, never without its unit, adjacency and δ."""
+    unit, adjacency = scope
+    return f"ε = {say_number(value)} per {unit} ({adjacency}, δ = {delta:g})"
+
+
+def say_number(value: float) -> str:
+    """Three decimals, or three digits where that would show nothing or too much."""
+    return f"{value:.3f}" if value == 0 or 0.01 <= value < 10_000 else f"{value:.3g}"

@@ -1,0 +1,62 @@
+"""The `[privacy]` section."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fedsynth.privacy.budget import Budget
+
+Updates = Literal["none", "dp_sgd", "clipped"]
+NoiseAt = Literal["client", "server"]
+
+SMALLEST, LARGEST = 1e-9, 1e9  # of noise and clip: far beyond sense on both sides
+
+
+class PrivacyConfig(BaseModel):
+    """At which δ to account, how much may be spent, and how model updates are protected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ of every ε that is shown; far below 1 / examples of a client")
+    budget: float | None = Field(
+        None,
+        gt=0,
+        description="largest ε a client may reach by its protected releases; the round that would pass it is refused",
+    )
+    updates: Updates = Field(
+        "none", description="how model updates are protected: dp_sgd, each record; clipped, each client as a whole"
+    )
+    clip: float = Field(
+        1.0, description="longest gradient of a record (dp_sgd) or update of a client (clipped); the rest is cut"
+    )
+    noise: float = Field(1.0, description="noise multiplier: standard deviation of the noise divided by clip")
+    noise_at: NoiseAt = Field(
+        "client", description="clipped: who adds the noise; server protects against everybody but the server"
+    )
+    target: float | None = Field(
+        None, gt=0, description="ε over all rounds that the noise is calibrated to, in place of noise"
+    )
+
+    @field_validator("clip", "noise")
+    @classmethod
+    def _more_than_nothing(cls, value: float) -> float:
+        if not SMALLEST <= value <= LARGEST:
+            more = "it must be more than 0, because nothing is proven without a clip and noise"
+            raise ValueError(more if value < SMALLEST else f"it must be {LARGEST:g} at most")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PrivacyConfig:
+        for name in ("clip", "noise", "noise_at", "target"):
+            value = getattr(self, name)
+            if self.updates == "none" and value != type(self).model_fields[name].default:
+                raise ValueError(f'{name} = {value} protects nothing alone; add updates = "dp_sgd" or "clipped"')
+        if self.noise_at == "server" and self.updates != "clipped":
+            raise ValueError(f'noise_at = "server" belongs to updates = "clipped", not "{self.updates}"')
+        return self
+
+    def limit(self) -> Budget | None:
+        """The budget, if there is one."""
+        return None if self.budget is None else Budget(self.budget, self.delta)

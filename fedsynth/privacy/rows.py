@@ -1,0 +1,155 @@
+"""The ledger as a table: what left, how often, and what is proven about it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from fedsynth.privacy.budget import Spending, say_number
+from fedsynth.privacy.guarantee import Guarantee, Scope
+
+Entry = tuple[str, str, Guarantee | None]
+"""Task, field and guarantee of a release."""
+History = tuple[Counter[Entry], list[str]]
+"""How often a client's entries were released, and the clients for which that is so."""
+Released = tuple[str, str, frozenset[tuple[Guarantee | None, int]]]
+Totalled = tuple[Scope, frozenset[tuple[Guarantee, int]], tuple[str, ...], tuple[str, ...]]
+
+NONE = "none"
+SHOWN = 3  # different texts in one cell
+
+
+def ledger_rows(
+    histories: Sequence[History], what: Mapping[str, str], evaluation: Collection[str], delta: float
+) -> list[dict[str, Any]]:
+    """A row per release and group of clients (kind "release"), then one per group for all protected releases of a
+    client together (kind "total"). Evaluation comes last among the releases."""
+    releases: dict[Released, list[str]] = {}
+    totals: dict[Totalled, list[str]] = {}
+    for entries, clients in histories:
+        for released in _released(entries):
+            releases.setdefault(released, []).extend(clients)
+        for totalled in _totalled(entries):
+            totals.setdefault(totalled, []).extend(clients)
+    order = {name: place for place, name in enumerate(what)}
+    rows = [_release_row(*key, clients, what, evaluation, delta) for key, clients in releases.items()]
+    rows.sort(key=lambda row: (row["evaluation"], order[row["release"]], -(row["epsilon"] or 0), _place(row)))
+    ends = [_total_row(*key, clients, delta) for key, clients in totals.items()]
+    ends.sort(key=lambda row: (row["unit"], row["adjacency"], -(row["epsilon"] or 0), _place(row)))
+    return rows + ends
+
+
+def _released(entries: Counter[Entry]) -> Iterable[Released]:
+    """The releases of a history: task, field, and the guarantees of one scope with how often each was given."""
+    found: dict[tuple[str, str, Any], list[tuple[Guarantee | None, int]]] = {}
+    for (task, name, guarantee), times in entries.items():
+        scope = None if guarantee is None else guarantee.scope if guarantee.proven else NONE
+        found.setdefault((task, name, scope), []).append((guarantee, times))
+    return [(task, name, frozenset(given)) for (task, name, _), given in found.items()]
+
+
+def _totalled(entries: Counter[Entry]) -> Iterable[Totalled]:
+    """For each scope of a history: its guarantees, the releases they are about, and those that they are not."""
+    scopes = sorted({g.scope for _, _, g in entries if g is not None and g.proven})
+    for scope in scopes:
+        inside = {e: n for e, n in entries.items() if e[2] is not None and e[2].proven and e[2].scope == scope}
+        covered = tuple(dict.fromkeys(f"{task}.{name}" for task, name, _ in inside))
+        left_out = tuple(dict.fromkeys(_left_out(entry, scope) for entry in entries if entry not in inside))
+        counts: Counter[Guarantee] = Counter()
+        for (_, _, guarantee), times in inside.items():
+            assert guarantee is not None
+            counts[guarantee] += times
+        yield scope, frozenset(counts.items()), covered, left_out
+
+
+def _left_out(entry: Entry, scope: Scope) -> str:
+    task, name, guarantee = entry
+    if guarantee is None or not guarantee.proven:
+        return f"{task}.{name}"
+    return f"{task}.{name} (protected per {guarantee.unit}, {guarantee.adjacency}: not part of this sum)"
+
+
+def _release_row(
+    task: str,
+    name: str,
+    given: frozenset[tuple[Guarantee | None, int]],
+    clients: list[str],
+    what: Mapping[str, str],
+    evaluation: Collection[str],
+    delta: float,
+) -> dict[str, Any]:
+    guarantees = sorted((g for g, _ in given if g is not None), key=lambda g: g.mechanism)
+    first = next((g for g in guarantees if g.proven), None)
+    epsilon = None if first is None else _epsilon(given, first.scope, delta)
+    return {
+        "kind": "release",
+        "release": f"{task}.{name}",
+        "task": task,
+        "field": name,
+        "what": what[f"{task}.{name}"],
+        "evaluation": task in evaluation,
+        "clients": sorted(clients, key=lambda client: (len(client), client)),
+        "times": sum(times for _, times in given),
+        "mechanism": _joined(g.mechanism for g in guarantees) or NONE,
+        **_proof(epsilon, first.scope if first else None, delta),
+        "covered": _joined(g.covered for g in guarantees),
+        "not_covered": _joined(g.not_covered for g in guarantees),
+        "claimed": _joined(g.claimed for g in guarantees),
+    }
+
+
+def _total_row(
+    scope: Scope,
+    given: frozenset[tuple[Guarantee, int]],
+    covered: tuple[str, ...],
+    left_out: tuple[str, ...],
+    clients: list[str],
+    delta: float,
+) -> dict[str, Any]:
+    proof = _proof(_epsilon(given, scope, delta), scope, delta)
+    if left_out and proof["epsilon"] is not None:
+        proof["proven"] += ", for the protected releases alone"
+    return {
+        "kind": "total",
+        "release": "all",
+        "task": "",
+        "field": "",
+        "what": "all protected releases of a client together",
+        "evaluation": False,
+        "clients": sorted(clients, key=lambda client: (len(client), client)),
+        "times": sum(times for _, times in given),
+        "mechanism": "composition",
+        **proof,
+        "covered": "; ".join(covered),
+        "not_covered": "; ".join(left_out),
+        "claimed": "",
+    }
+
+
+def _epsilon(given: Iterable[tuple[Guarantee | None, int]], scope: Scope, delta: float) -> float | None:
+    spending = Spending()
+    for guarantee, times in given:
+        if guarantee is not None:
+            spending.add(guarantee, times)
+    epsilon = spending.epsilon(scope, delta)
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def _proof(epsilon: float | None, scope: Scope | None, delta: float) -> dict[str, Any]:
+    if epsilon is None or scope is None:
+        return {"unit": "", "adjacency": "", "epsilon": None, "delta": None, "proven": NONE}
+    unit, adjacency = scope
+    text = f"ε = {say_number(epsilon)} ({unit} level, {adjacency}, δ = {delta:g})"
+    return {"unit": unit, "adjacency": adjacency, "epsilon": epsilon, "delta": delta, "proven": text}
+
+
+def _joined(texts: Iterable[str]) -> str:
+    different = [text for text in dict.fromkeys(texts) if text]
+    rest = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+    return "; ".join(different[:SHOWN]) + rest
+
+
+def _place(row: Mapping[str, Any]) -> tuple[int, str]:
+    return len(row["clients"][0]), row["clients"][0]

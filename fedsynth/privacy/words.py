@@ -1,0 +1,85 @@
+"""The ledger in a few sentences, for the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedsynth.privacy.budget import say_epsilon
+
+SPELLED_OUT = 2  # protected releases with a sentence of their own
+Row = Mapping[str, Any]
+
+
+def ledger_words(rows: Sequence[Row]) -> list[str]:
+    """Two to six sentences about the rows of a ledger."""
+    releases = [row for row in rows if row["kind"] == "release"]
+    if not releases:
+        return ["Nothing left the clients."]
+    protected = [row for row in releases if row["epsilon"] is not None]
+    bare = [row for row in releases if row["epsilon"] is None]
+    noisy = [row for row in bare if row["mechanism"] != "none"]
+    method = [row for row in bare if row["mechanism"] == "none" and not row["evaluation"]]
+    judging = [row for row in bare if row["mechanism"] == "none" and row["evaluation"]]
+    words = list(_protected(protected, with_gaps=bool(bare)))
+    if noisy:
+        words.append(f"Noise without a proof: {_noisy(noisy)}.")
+    if method:
+        start = "Without a guarantee" if protected else "No differential privacy"
+        words.append(f"{start}: {_named(method)} left the clients{' without a guarantee' if not protected else ''}.")
+    elif not protected and noisy:
+        words.append("No differential privacy: nothing that left the clients has a guarantee.")
+    if judging:
+        words.append(f"Evaluation sent {_named(judging)}, without a guarantee.")
+    return [*words, _together(rows, bare)]
+
+
+def _protected(rows: Sequence[Row], with_gaps: bool) -> Iterable[str]:
+    """The costliest; constants, which cost nothing, only where there is nothing else."""
+    worst: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        key = (row["release"], row["unit"], row["adjacency"])
+        if key not in worst or row["epsilon"] > worst[key]["epsilon"]:
+            worst[key] = row
+    by_cost = sorted(worst.values(), key=lambda row: -row["epsilon"])
+    shown = [row for row in by_cost if row["epsilon"] > 0] or by_cost
+    for place, row in enumerate(shown[:SPELLED_OUT], 1):
+        releases = f"composed over {row['times']} release{'s' if row['times'] > 1 else ''}"
+        more = len(shown) - SPELLED_OUT
+        rest = f" ({more} more protected: see ledger.csv)" if place == SPELLED_OUT and more > 0 else ""
+        rest += f"; not covered: {row['not_covered']}" if with_gaps and row["not_covered"] else ""
+        yield f"Protected: {row['what']} — {_said(row)}, worst client {row['clients'][0]}; {releases}{rest}."
+
+
+def _together(rows: Sequence[Row], bare: Sequence[Row]) -> str:
+    start = "All that left a client together:"
+    if bare:
+        only = all(row["evaluation"] for row in bare)
+        return f"{start} no finite ε, because {'what evaluation sent' if only else 'some of it'} has no guarantee."
+    worst: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = (row["unit"], row["adjacency"])
+        if row["kind"] == "total" and (key not in worst or row["epsilon"] > worst[key]["epsilon"]):
+            worst[key] = row
+    said = [f"{_said(row)}, worst client {row['clients'][0]}" for row in worst.values()]
+    if len(said) == 1:
+        left_out = "; ".join(dict.fromkeys(row["not_covered"] for row in rows if row["not_covered"]))
+        return f"{start} {said[0]}{f'; not covered: {left_out}' if left_out else ''}."
+    return f"{start} no single ε, because its parts are protected for different units or neighbours: {'; '.join(said)}."
+
+
+def _said(row: Row) -> str:
+    return say_epsilon(row["epsilon"], (row["unit"], row["adjacency"]), row["delta"])
+
+
+def _noisy(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    claimed = f"; {first['claimed']}" if first["claimed"] else ""
+    others = [row for row in rows if row["release"] != first["release"]]
+    more = f"; also {_named(others)}" if others else ""
+    why = f", which leaves out {first['not_covered']}" if first["not_covered"] else ""
+    return f"{first['what']} ({first['mechanism']}{why}){claimed}{more}"
+
+
+def _named(rows: Sequence[Row]) -> str:
+    return "; ".join(dict.fromkeys(row["what"] for row in rows))

@@ -1,0 +1,162 @@
+"""Inputs made from a trained network: start from something, and change the input until the network sees a class in it.
+
+One call optimises a whole batch against one frozen network; every input goes its own way, as if it were alone, so that
+the result does not depend on how inputs are batched (but for the statistics term, which is about the batch). Plain
+PyTorch. Used by Fed-ZDA (zero-shot images, eq. 3) and AggEnhance (class interior points, eq. 11).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsynth.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """How inputs are optimised."""
+
+    steps: int = 100
+    lr: float = 0.1
+    optimizer: Literal["adam", "sgd"] = "adam"
+    low: float | None = 0.0  # inputs are kept at or above this after every step
+    high: float | None = 1.0
+    tolerance: float = 0.0  # an input whose cross-entropy falls below this is left as it is
+    statistics: float = 0.0  # weight of the BatchNorm statistics (eq. 3); the cross-entropy has weight 1
+
+
+def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> Tensor:
+    """Inputs that the model takes for `labels`, from `start` (n, *shape). The model is not changed."""
+    x = start.detach().clone(memory_format=torch.channels_last if start.dim() == 4 else torch.contiguous_format)
+    moving = torch.ones(len(x), dtype=torch.bool)
+    step = _Adam(x, how.lr) if how.optimizer == "adam" else _Sgd(how.lr)
+    with _frozen(model), _Statistics(model, how.statistics) as statistics:
+        for _ in range(how.steps):
+            x.requires_grad_()
+            losses = F.cross_entropy(model(x), labels, reduction="none")
+            if how.tolerance > 0:
+                moving &= losses.detach() >= how.tolerance
+                if not moving.any():
+                    break
+            # A sum leaves every input the gradient it would have alone.
+            total = losses.sum() + how.statistics * statistics.distance() if how.statistics else losses.sum()
+            (gradient,) = torch.autograd.grad(total, x)
+            with torch.no_grad():
+                moved = step(x, gradient)
+                if how.tolerance > 0:
+                    moved = torch.where(moving.view(-1, *[1] * (x.dim() - 1)), moved, x)
+                x = moved if how.low is None and how.high is None else moved.clamp(how.low, how.high)
+    return x.detach()
+
+
+class _Sgd:
+    """x − lr · gradient."""
+
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+
+    def __call__(self, x: Tensor, gradient: Tensor) -> Tensor:
+        return x - self.lr * gradient
+
+
+class _Adam:
+    """Adam (0.9, 0.999), element by element, so that inputs do not know of each other."""
+
+    def __init__(self, x: Tensor, lr: float) -> None:
+        self.lr, self.count = lr, 0
+        self.first, self.second = torch.zeros_like(x), torch.zeros_like(x)
+
+    def __call__(self, x: Tensor, gradient: Tensor) -> Tensor:
+        self.count += 1
+        self.first.lerp_(gradient, 0.1)
+        self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        scale = math.sqrt(1 - 0.999**self.count)
+        return x - (self.lr / (1 - 0.9**self.count)) * self.first / (self.second.sqrt().div_(scale).add_(1e-8))
+
+
+@dataclass
+class _Statistics:
+    """Mean and standard deviation of what enters each BatchNorm layer, against what the layer has stored."""
+
+    model: nn.Module
+    weight: float
+    _terms: list[Tensor] = field(default_factory=list)
+    _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
+
+    def __enter__(self) -> _Statistics:
+        if self.weight:
+            layers = batch_norms(self.model)
+            if not layers:
+                raise ConfigError(
+                    "Zero-shot images need the statistics that BatchNorm layers store, and this model has none: "
+                    'choose model.name = "zda_cnn", or model.norm = "batch".'
+                )
+            self._hooks = [layer.register_forward_pre_hook(self._measure) for layer in layers]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _measure(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        (z,) = inputs
+        over = [0, *range(2, z.dim())]
+        variance, mean = torch.var_mean(z, over, correction=0)
+        stored = (layer.running_var + layer.eps).sqrt()
+        # ‖μ̄ − μ‖² + ‖σ̄ − σ‖² (eq. 3)
+        self._terms.append(
+            (mean - layer.running_mean).square().sum() + ((variance + layer.eps).sqrt() - stored).square().sum()
+        )
+
+    def distance(self) -> Tensor:
+        """The sum over the layers for the last pass."""
+        terms, self._terms = self._terms, []
+        return torch.stack(terms).sum()
+
+
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The layers of a model that store statistics of what they see."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode and without gradients of its own; put back as it was afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    model.eval()
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def consensus(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Score of each candidate (AggEnhance, algorithm 2, lines 9 to 17): the summed probability of its class over the
+    models that predict its class. `probabilities` is (models, candidates, classes)."""
+    own = probabilities.gather(2, labels.view(1, -1, 1).expand(len(probabilities), -1, 1)).squeeze(2)
+    agree = probabilities.argmax(2) == labels
+    return (own * agree).sum(0)
+
+
+def chosen_by_consensus(candidates: Tensor, scores: Tensor) -> Tensor:
+    """For each class the candidate with the best score: `candidates` is (models, classes, *shape)."""
+    best = scores.view(candidates.shape[0], candidates.shape[1]).argmax(0)
+    return candidates[best, torch.arange(candidates.shape[1])]

@@ -1,0 +1,151 @@
+"""Inputs from models: the same as a plain loop over single inputs, bounded, and with a class in them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedsynth.errors import ConfigError
+from fedsynth.learning.models import ModelSpec, build_model
+from fedsynth.synthesis.inversion import Inversion, chosen_by_consensus, consensus, invert
+
+
+def network(name: str = "zda_cnn", seed: int = 0) -> nn.Module:
+    model = build_model(ModelSpec(name=name, channels=(4, 6)), (1, 8, 8), 5, seed=seed).double()
+    draw = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.copy_(torch.randn(module.running_mean.shape, generator=draw) * 0.3)
+            module.running_var.copy_(torch.rand(module.running_var.shape, generator=draw) + 0.5)
+    return model
+
+
+def start(n: int, seed: int = 1) -> torch.Tensor:
+    return torch.rand((n, 1, 8, 8), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def plain(model: nn.Module, x: torch.Tensor, label: int, how: Inversion) -> torch.Tensor:
+    """One input at a time, with PyTorch's own optimisers."""
+    model.eval()
+    x = x.clone().requires_grad_()
+    kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.SGD
+    optimizer = kind([x], lr=how.lr)
+    for _ in range(how.steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[None]), torch.tensor([label])).backward()
+        optimizer.step()
+        with torch.no_grad():
+            x.clamp_(how.low, how.high)
+    return x.detach()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_batch_gives_what_a_nested_loop_gives(optimizer):
+    how = Inversion(steps=20, lr=0.05, optimizer=optimizer)
+    labels = torch.arange(5)
+    for seed in range(3):
+        model, x = network(seed=seed), start(5, seed)
+        made = invert(model, x, labels, how)
+        alone = torch.stack([plain(model, x[k], k, how) for k in range(5)])
+        assert torch.allclose(made, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.4])
+def test_batching_does_not_matter(tolerance):
+    model, x, labels = network(), start(6), torch.tensor([0, 1, 2, 3, 4, 0])
+    how = Inversion(steps=30, tolerance=tolerance)
+    parts = [invert(model, x[rows], labels[rows], how) for rows in (slice(0, 1), slice(1, 4), slice(4, 6))]
+    assert torch.allclose(invert(model, x, labels, how), torch.cat(parts), rtol=0, atol=1e-12)
+
+
+def test_the_model_sees_the_class_and_is_left_as_it_was():
+    model = network()
+    model.train()
+    before = {name: entry.clone() for name, entry in model.state_dict().items()}
+    labels = torch.arange(5)
+    made = invert(model, start(5), labels, Inversion(steps=200, low=-3.0, high=3.0))
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(torch.equal(entry, before[name]) for name, entry in model.state_dict().items())
+    model.eval()
+    assert (model(made).argmax(1) == labels).all()
+    assert -3 <= made.min() <= made.max() <= 3
+
+
+def test_converged_inputs_stay_where_they_are():
+    model, labels = network(), torch.arange(5)
+    how = {"tolerance": 1.0, "low": None, "high": None}
+    few, many = (invert(model, start(5), labels, Inversion(steps=n, **how)) for n in (300, 600))
+    assert torch.equal(few, many)
+    model.eval()
+    assert (F.cross_entropy(model(few), labels, reduction="none") < 1.0).all()
+
+
+def test_statistics_come_nearer_to_the_stored_ones():
+    model, labels = network(), torch.arange(5).repeat(8)
+
+    def distance(x: torch.Tensor) -> float:
+        total = 0.0
+        hooks = []
+
+        def measure(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            nonlocal total
+            z = inputs[0]
+            total += float((z.mean((0, 2, 3)) - layer.running_mean).square().sum())
+            total += float((z.var((0, 2, 3), correction=0).sqrt() - layer.running_var.sqrt()).square().sum())
+
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                hooks.append(module.register_forward_pre_hook(measure))
+        model.eval()
+        with torch.no_grad():
+            model(x)
+        for hook in hooks:
+            hook.remove()
+        return total
+
+    free = {"low": None, "high": None}
+    without = invert(model, start(40), labels, Inversion(steps=60, **free))
+    with_them = invert(model, start(40), labels, Inversion(steps=60, statistics=50.0, **free))
+    assert distance(with_them) < 0.5 * distance(without)
+
+
+def test_the_statistics_term_by_hand():
+    """Eq. 3 for one layer and one step: the gradient of ‖μ̄ − μ‖² + ‖σ̄ − σ‖²."""
+    layer = nn.BatchNorm2d(2).double()
+    layer.running_mean.copy_(torch.tensor([0.3, -0.2]))
+    layer.running_var.copy_(torch.tensor([1.5, 0.5]))
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(8, 2).double())
+    x = torch.rand(3, 2, 2, 2, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 0])
+    made = invert(model, x, labels, Inversion(steps=1, lr=0.1, optimizer="sgd", low=None, high=None, statistics=2.0))
+    y = x.clone().requires_grad_()
+    mean = y.mean((0, 2, 3))
+    std = (y.var((0, 2, 3), correction=0) + layer.eps).sqrt()
+    term = (mean - layer.running_mean).square().sum() + (std - (layer.running_var + layer.eps).sqrt()).square().sum()
+    model.eval()
+    (F.cross_entropy(model(y), labels, reduction="sum") + 2.0 * term).backward()
+    assert torch.allclose(made, x - 0.1 * y.grad, rtol=0, atol=1e-12)
+
+
+def test_a_model_without_batch_norm_is_told_what_to_do():
+    with pytest.raises(ConfigError, match='model.norm = "batch"'):
+        invert(network("cnn"), start(5), torch.arange(5), Inversion(steps=1, statistics=1.0))
+
+
+def test_consensus_by_hand():
+    """Three models, two classes, one candidate of each model for each class."""
+    p = torch.tensor(
+        [
+            [[0.9, 0.1], [0.4, 0.6], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4], [0.5, 0.5]],
+            [[0.7, 0.3], [0.1, 0.9], [0.2, 0.8], [0.6, 0.4], [0.9, 0.1], [0.2, 0.8]],
+            [[0.4, 0.6], [0.2, 0.8], [0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.9, 0.1]],
+        ]
+    )
+    labels = torch.tensor([0, 1, 0, 1, 0, 1])
+    scores = consensus(p, labels)
+    assert scores.tolist() == pytest.approx([1.6, 2.3, 1.7, 1.3, 2.2, 0.8], abs=1e-6)
+    candidates = torch.arange(6.0).reshape(3, 2, 1)
+    assert chosen_by_consensus(candidates, scores).flatten().tolist() == [4.0, 1.0]
