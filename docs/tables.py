@@ -21,11 +21,17 @@ import fedsynth.methods  # noqa: F401  (registers the methods)
 from fedsynth.config import SECTIONS, Experiment
 from fedsynth.data.partition import PARTITIONERS, PartitionConfig
 from fedsynth.federation.methods import all_methods, find_method
-from fedsynth.methods.slots import Aggregator, LocalRule, ServerOptimizer, SlotValue
+from fedsynth.methods.slots import AfterAggregate, Aggregator, LocalData, LocalRule, ServerOptimizer, SlotValue
 
 DOCS = Path(__file__).parent
 BLOCK = re.compile(r"(<!-- table: (?P<what>[^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-SLOTS: dict[str, type[SlotValue]] = {"objective": LocalRule, "aggregator": Aggregator, "server": ServerOptimizer}
+SLOTS: dict[str, type[SlotValue]] = {
+    "objective": LocalRule,
+    "aggregator": Aggregator,
+    "server": ServerOptimizer,
+    "after": AfterAggregate,
+    "local_data": LocalData,
+}
 COLUMNS = {
     "test": "global test",
     "class_variance": "class variance",
@@ -125,7 +131,8 @@ def slot_table(slot: str) -> str:
             continue
         keys = ", ".join(f"`{key}` = {default_of(field)}" for key, field in kind.model_fields.items())
         summary = (kind.__doc__ or "").strip().split("\n")[0].rstrip(".")
-        rows.append([f"`{name}`", summary[:1].lower() + summary[1:], keys or "–"])
+        named = any(letter.isupper() for letter in summary.split(" ")[0][1:])  # Fed-ZDAC, SGD
+        rows.append([f"`{name}`", summary if named else summary[:1].lower() + summary[1:], keys or "–"])
     return table(["value", "what it does", "settings"], rows)
 
 
@@ -159,6 +166,31 @@ def result_cell(row: dict[str, str], key: str) -> str:
     return f"{scale * float(row[key]):.{digits}f} ± {scale * float(row[f'{key}_std']):.{digits}f}{own}"
 
 
+def study_table(wanted: str) -> str:
+    """One part of a study's results: `FILE PART`."""
+    file, part = wanted.split()
+    with (DOCS / "results" / f"{file}.csv").open(newline="", encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["part"] == part]
+
+    def show(row: dict[str, str], key: str) -> str:
+        spread = f" ± {float(row[f'{key}_std']):.2f}" if row[f"{key}_std"] else ""
+        return f"{float(row[key]):.2f}{spread}"
+
+    return table(
+        ["", "mean of the last 5 rounds", "each seed", "last round", "n"],
+        [
+            [
+                row["row"],
+                show(row, "last5"),
+                row["seeds"],
+                show(row, "final"),
+                row["n"] if row["n"] != "1" else "1, single run",
+            ]
+            for row in rows
+        ],
+    )
+
+
 def made(what: str) -> str:
     """The table that a marker asks for."""
     kind, _, name = what.partition(" ")
@@ -169,7 +201,7 @@ def made(what: str) -> str:
         return settings_table(fields.model_fields)
     if kind == "method":
         return settings_table(find_method(name).config.own_settings())
-    makers = {"partition": partition_table, "slot": slot_table, "results": results_table}
+    makers = {"partition": partition_table, "slot": slot_table, "results": results_table, "study": study_table}
     return method_list() if kind == "methods" else makers[kind](name)
 
 

@@ -17,7 +17,7 @@ from fedsynth.engines.wire import WireEngine
 from fedsynth.federation import Federation
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.journal import Journal
-from fedsynth.federation.port import Engine
+from fedsynth.federation.port import SERVER, Engine
 from fedsynth.federation.store import StateStore
 
 FederationMaker = Callable[..., Federation]
@@ -38,6 +38,9 @@ def federate(tmp_path: Path, digits: FederatedData) -> Iterator[FederationMaker]
     """
     opened: list[Engine] = []
 
+    def size(client: str) -> int:
+        return 0 if client.startswith(SERVER) else digits.train_size(client)
+
     def make(
         folder: str = "",
         *,
@@ -51,9 +54,9 @@ def federate(tmp_path: Path, digits: FederatedData) -> Iterator[FederationMaker]
         if engine is None and wire:
             engine = WireEngine(lambda: TaskHost(digits, store))
         elif engine is None:
-            engine = LocalEngine(TaskHost(digits, store), workers, digits.train_size)
+            engine = LocalEngine(TaskHost(digits, store), workers, size)
         if faults is not None:
-            engine = FaultyEngine(engine, faults, options.get("seed", 0), digits.train_size)
+            engine = FaultyEngine(engine, faults, options.get("seed", 0), size)
         opened.append(engine)
         journal = Journal(tmp_path / folder) if folder else None
         return Federation(

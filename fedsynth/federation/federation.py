@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsynth.data.dataset import Schema
-from fedsynth.errors import FedsynthError
+from fedsynth.errors import FedsynthError, UserError
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.payload import PayloadError, decode, encode
@@ -41,6 +41,12 @@ class Federation:
     ) -> None:
         self.engine, self.clients, self.schema, self.seed = engine, tuple(clients), schema, seed
         self.policy, self.journal, self.watcher = policy or Policy(), journal or Journal(None), watcher
+        reserved = [client for client in self.clients if client == POOLED or client.startswith(SERVER)]
+        if reserved:
+            raise UserError(
+                f'A client cannot be called "{reserved[0]}": "{POOLED}" and names that begin with "{SERVER}" have a '
+                "meaning of their own here. Give it another name."
+            )
         self.round = 0
         self.participation = Participation()
         self._pooled, self._step, self._asks = pooled, 0, 0
@@ -94,13 +100,16 @@ class Federation:
         requests = {SERVER + name: self._request(task, [], fields) for name, fields in jobs.items()}
         self._asks += 1
         answers = self.engine.ask(task.name, requests, None)
+        self.participation.notes.extend(answers.notes)
         done: dict[str, Reply] = {}
         for name in jobs:
-            if SERVER + name in answers.failures:
-                raise FedsynthError(f"The server's own work failed: {answers.failures[SERVER + name]}.")
-            answer = decode(answers.replies[SERVER + name].read())
-            if not answer["ok"]:
-                raise FedsynthError(f"The server's own work failed: {_failure(SERVER + name, answer)}.")
+            failure = answers.failures.get(SERVER + name)
+            answer = {} if failure else decode(answers.replies[SERVER + name].read())
+            if answer and not answer["ok"]:
+                failure = _failure(SERVER + name, answer)
+            if failure:
+                trace = f"\n{failure.traceback.rstrip()}" if failure.traceback else ""
+                raise FedsynthError(f'The server\'s own work failed in task "{task.name}": {failure.message}.{trace}')
             done[name] = task.read_reply(answer["fields"])
             self.participation.server_seconds += float(answer["seconds"])
         return done
@@ -210,8 +219,11 @@ class Federation:
             self.participation.notes.append(text)
 
     def show(self, name: str, images: Tensor, labels: Tensor) -> None:
-        """Pictures for people to look at, made at the server of what it has; a run folder keeps them."""
-        if self.watcher:
+        """Pictures for people to look at, made at the server of what it has; a run folder keeps them.
+
+        What is not an image (channels, height, width) is not shown.
+        """
+        if self.watcher and len(self.schema.shape) == 3:
             self.watcher.show(self, name, images, labels)
 
     @property

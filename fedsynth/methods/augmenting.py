@@ -26,7 +26,7 @@ from fedsynth.methods.latent_release import (
     opinion,
 )
 from fedsynth.methods.loop import Update
-from fedsynth.methods.matching import abundant_classes, decidedly_scarce, scarce_classes
+from fedsynth.methods.matching import abundant_classes, decidedly_scarce, even_shortage, scarce_classes
 from fedsynth.methods.slots import LocalRule, Visit
 from fedsynth.privacy.guarantee import GaussianEvent, Guarantee
 
@@ -209,9 +209,8 @@ def shortage(counts: np.ndarray, classes: int | Literal["auto"], quota: int | Li
     """How many examples of each class to make: for the scarcest classes, `quota` each or up to an even share."""
     n = decidedly_scarce(counts) if classes == "auto" else classes
     wanted = np.zeros(len(counts), dtype=np.int64)
-    for label in scarce_classes(counts, n):
-        even = int(np.ceil(counts.sum() / len(counts)))
-        wanted[label] = max(0, even - counts[label]) if quota == "even" else quota
+    scarce = scarce_classes(counts, n)
+    wanted[scarce] = even_shortage(counts)[scarce] if quota == "even" else quota
     return wanted
 
 

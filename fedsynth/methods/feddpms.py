@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, State, method
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.methods.augmenting import draw_real_samples, train_augmented
@@ -40,7 +41,7 @@ from fedsynth.methods.autoencoding import (
     with_prefix,
     without,
 )
-from fedsynth.methods.loop import LoopConfig, Slots, start_weights
+from fedsynth.methods.loop import LoopConfig, checked_slots, start_weights
 from fedsynth.methods.sharing import Calibrated, Nothing, Published, Sharing
 from fedsynth.methods.slots import Setting
 
@@ -171,7 +172,14 @@ class FedVae:
 
     def __init__(self, fed: Federation, cfg: FedVaeConfig, conditional: bool, lr: float | None = None) -> None:
         require_images(fed.schema)
-        self.fed, self.cfg, self.slots = fed, cfg, Slots.chosen(cfg)
+        self.fed, self.cfg, self.slots = fed, cfg, checked_slots(fed, cfg)
+        if cfg.local_data is not None:
+            raise ConfigError("FedDPMS and FedVAE train on data of their own: remove method.local_data.")
+        if self.slots.after.asks_clients:
+            raise ConfigError(
+                f'FedDPMS and FedVAE cannot be used with after = "{self.slots.after.name}" where it asks the clients: '
+                "set secure = false."
+            )
         size = cfg.latent or (32 if fed.schema.shape[0] == 1 else 128)
         self.vae = VaeSpec(size, conditional, cfg.vae_weight, lr)
         self.trained: set[str] = set()
@@ -207,6 +215,7 @@ class FedVae:
                 entries = self.slots.next_model(state.model | state.parts, replies, state.memory, setting)
                 state.model = part(entries, "")
                 state.parts = {name: entry for name, entry in entries.items() if name not in state.model}
+                state.model = self.slots.tuned(self.fed, self.cfg, state, replies, training, index)
 
     def setting(self, training: LocalTraining) -> Setting:
         """What the server's rules may know."""
@@ -254,6 +263,7 @@ class FedDpms(FedVae):
             state.benefited = [*state.benefited, *(client for client in orders if client in replies)]
             if replies:
                 state.model = self.slots.next_model(state.model, replies, state.memory, setting)
+                state.model = self.slots.tuned(self.fed, self.cfg, state, replies, training, first + index)
             self.picture(sharing, state)
 
     def sharing(self) -> Sharing:

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from fedsynth.data.dataset import Schema
+from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation, Outcome, Replies, Reply, State, leaves, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.aggregators import only, pooled_statistics
@@ -23,21 +24,31 @@ from fedsynth.methods.protection import (
     NOISE,
     Protection,
     all_guarantees,
+    check_data_and_tuning,
     check_protection,
     chosen_protection,
+    laplace_guarantee,
     planned_effort,
     private_fit,
     protected_update,
     update_guarantee,
+    with_laplace,
     with_server_noise,
 )
 from fedsynth.methods.settings import MethodConfig
 from fedsynth.methods.slots import (
+    AfterAggregate,
+    AfterSlot,
     Aggregator,
     AggregatorSlot,
+    LeaveIt,
+    LocalData,
+    LocalDataSlot,
     LocalRule,
     Mean,
     ObjectiveSlot,
+    Occasion,
+    OwnExamples,
     Plain,
     ServerOptimizer,
     ServerSlot,
@@ -46,6 +57,7 @@ from fedsynth.methods.slots import (
     Visit,
     check_halves,
 )
+from fedsynth.privacy.dpsgd import check_model
 from fedsynth.seeding import derive
 
 Kept = Literal["nothing", "buffers", "norm", "head"]
@@ -66,6 +78,8 @@ class LoopConfig(MethodConfig):
         None, description="how replies are combined, in place of the method's own"
     )
     server: ServerSlot | None = Field(None, description="the server's optimiser, in place of the method's own")
+    after: AfterSlot | None = Field(None, description="what the server does to the new model, in place of its own")
+    local_data: LocalDataSlot | None = Field(None, description="what clients train on, in place of the method's own")
 
     protects: ClassVar[bool] = True
 
@@ -77,6 +91,8 @@ class Slots:
     objective: LocalRule
     aggregator: Aggregator
     server: ServerOptimizer
+    after: AfterAggregate
+    local_data: LocalData
 
     @classmethod
     def chosen(
@@ -85,12 +101,16 @@ class Slots:
         objective: LocalRule | None = None,
         aggregator: Aggregator | None = None,
         server: ServerOptimizer | None = None,
+        after: AfterAggregate | None = None,
+        local_data: LocalData | None = None,
     ) -> Slots:
         """The experiment's choice, or else the method's own, or else FedAvg's."""
         slots = cls(
             cfg.objective or objective or Plain(),
             cfg.aggregator or aggregator or Mean(),
             cfg.server or server or TakeAverage(),
+            cfg.after or after or LeaveIt(),
+            cfg.local_data or local_data or OwnExamples(),
         )
         check_halves(slots.objective, slots.aggregator)
         return slots
@@ -106,6 +126,26 @@ class Slots:
         """Combine what the clients sent (`noisy` may protect that) and step towards it."""
         target = noisy(self.aggregator.combine(model, replies, memory, setting))
         return model | self.server.step(model, target, memory, setting)
+
+    def extras(self, fed: Federation, memory: dict[str, Any], index: int) -> dict[str, Any]:
+        """Fields of a request for training that only some slot values need; without them it stays as it was."""
+        fields: dict[str, Any] = {}
+        if self.local_data.active(index):
+            given = self.local_data.given(fed, memory.setdefault("local_data", {}))
+            fields["data"] = {"rule": self.local_data.as_dict(), "given": given}
+        if self.after.active(index) and self.after.asks_clients:
+            fields["remember"] = True
+        return fields
+
+    def tuned(
+        self, fed: Federation, cfg: LoopConfig, state: State, replies: Replies, training: LocalTraining, index: int
+    ) -> Weights:
+        """The new model as the slot after the aggregate leaves it."""
+        if not self.after.active(index):
+            return dict(state.model)
+        received = {c: {n: e for n, e in r.model.items() if n in state.model} for c, r in replies.items()}
+        memory = state.memory.setdefault("after", {})
+        return self.after.tuned(Occasion(fed, cfg.model, state.model, received, training, index, memory))
 
 
 class Update(Reply):
@@ -135,15 +175,24 @@ def train(
     keeps: Kept,
     sent: dict[str, Any],
     protection: Protection | None = None,
+    data: dict[str, Any] | None = None,
+    remember: bool = False,
 ) -> Update:
     """Train the received model on the client's data and send it back, protected where the request says how."""
     received = model if keeps == "nothing" else own_weights(client, model, spec)
     net = instantiate(spec, client.schema.shape, client.schema.classes, received).to(client.device)
-    if protection is not None:
+    if protection is not None and protection.proves:
         return train_protected(client, net, model, received, training, rule, keeps, sent, protection)
-    result, extra = fit_by_rule(client, net, received, training, rule, sent)
-    shared, examples = shared_entries(client, net, keeps), len(client.data.train)
-    return client.release(Update(model=shared, examples=examples, loss=result.loss, steps=result.steps, extra=extra))
+    result, extra = fit_by_rule(client, net, received, training, rule, sent, data)
+    shared, examples, guarantees = shared_entries(client, net, keeps), len(client.data.train), {}
+    if protection is not None:
+        trained = [name for name, _ in net.named_parameters() if name in shared]
+        shared = with_laplace(shared, trained, protection, client.noise_rng(NOISE))
+        guarantees = {"model": laplace_guarantee(protection)}
+    if remember:  # the client will be asked about it, later in this round
+        client.state["trained"] = weights_of(net) | shared
+    update = Update(model=shared, examples=examples, loss=result.loss, steps=result.steps, extra=extra)
+    return client.release(update, **guarantees)
 
 
 def train_protected(
@@ -178,10 +227,13 @@ def fit_by_rule(
     training: LocalTraining,
     rule: dict[str, Any],
     sent: dict[str, Any],
+    data: dict[str, Any] | None = None,
 ) -> tuple[FitResult, dict[str, Any]]:
     """Train on the objective of the slot; what came of it, and what the objective reports."""
     local = LocalRule.parse(rule)
     x, y = client.data.train.tensors()
+    if data is not None:
+        x, y = LocalData.parse(data["rule"]).examples(client, net, x, y, data["given"])
     visit = Visit(client, net, received, training, y, sent)
     result = fit(net, x, y, training, client.rng("batches"), local.begin(visit))
     return result, local.finish(visit, result)
@@ -228,7 +280,7 @@ def kept_entries(net: nn.Module, keeps: Kept) -> set[str]:
     return set()
 
 
-def start_model(seed: int, spec: ModelSpec, schema: Schema) -> nn.Module:
+def start_model(seed: int, spec: ModelSpec, schema: Schema) -> Classifier:
     """The model every method of this seed starts from, at the server and at every client."""
     return build_model(spec, schema.shape, schema.classes, derive(seed, "model") % 2**63)
 
@@ -244,13 +296,19 @@ def checked_slots(
     objective: LocalRule | None = None,
     aggregator: Aggregator | None = None,
     server: ServerOptimizer | None = None,
+    after: AfterAggregate | None = None,
+    local_data: LocalData | None = None,
 ) -> Slots:
-    """The slots of a run, once it is clear that its updates can be protected as the experiment asks."""
-    slots = Slots.chosen(cfg, objective, aggregator, server)
+    """The slots of a run, once it is clear that they suit the model and that updates can be protected as asked."""
+    slots = Slots.chosen(cfg, objective, aggregator, server, after, local_data)
+    net = start_model(fed.seed, cfg.model, fed.schema)
     protection = chosen_protection(cfg)
-    if protection is not None:
-        net = start_model(fed.seed, cfg.model, fed.schema)
-        check_protection(protection, cfg.train, slots.objective, slots.aggregator, net)
+    if protection is not None and protection.proves:
+        check_protection(protection, cfg.train, slots.objective, slots.aggregator)
+        check_data_and_tuning(protection, slots.local_data, slots.after)
+        check_model(net)
+    slots.after.check(net)
+    slots.local_data.check(net)
     return slots
 
 
@@ -261,17 +319,22 @@ def federated_loop(
     aggregator: Aggregator | None = None,
     server: ServerOptimizer | None = None,
     keeps: Kept = "nothing",
+    after: AfterAggregate | None = None,
+    local_data: LocalData | None = None,
 ) -> State:
     """Pick clients, let them train, combine what they send, step: `cfg.train.rounds` times.
 
     The arguments are the method's own slot values; those that the experiment sets take their place.
     """
-    slots, protection = checked_slots(fed, cfg, objective, aggregator, server), chosen_protection(cfg)
+    slots = checked_slots(fed, cfg, objective, aggregator, server, after, local_data)
+    protection = chosen_protection(cfg)
     if keeps == "nothing" and cfg.train.norm_buffers == "local":
         keeps = "buffers"
     net = start_model(fed.seed, cfg.model, fed.schema)
     trained = {name for name, _ in net.named_parameters()}
     held = kept_entries(net, keeps)
+    if held and not isinstance(slots.after, LeaveIt):
+        raise ConfigError(f'after = "{slots.after.name}" needs whole models, but {NO_GLOBAL[keeps]}.')
     state = State(
         model=weights_of(net),
         memory={},
@@ -291,6 +354,7 @@ def federated_loop(
             keeps=keeps,
             sent=slots.aggregator.sent(state.memory, state.model, setting),
             **({"protection": protection} if protection else {}),
+            **slots.extras(fed, state.memory, index),
         )
         if not replies:  # nobody could be reached: the model waits
             continue
@@ -298,6 +362,7 @@ def federated_loop(
         state.model = slots.next_model(state.model, replies, state.memory, setting, noisy)
         if cfg.train.norm_buffers == "recalibrate" and buffer_entries(net) - held:
             state.model = state.model | recalibrated(fed, cfg, state.model, list(replies))
+        state.model = slots.tuned(fed, cfg, state, replies, training, index)
     return state
 
 

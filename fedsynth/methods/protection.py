@@ -2,6 +2,8 @@
 
 With protection on, a reply holds protected weights and else only constants, the same for every client: no number of
 examples, loss or number of steps leaves, and so all clients weigh alike. Work is counted as planned, not as done.
+
+Laplace noise on weights that were not clipped, as in AggEnhance's paper, proves nothing: all else leaves as ever.
 """
 
 from __future__ import annotations
@@ -22,11 +24,20 @@ from fedsynth.learning.effort import count_examples, measured_effort
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.settings import MethodConfig, TrainConfig
-from fedsynth.methods.slots import Aggregator, LocalRule, Mean, Plain
+from fedsynth.methods.slots import (
+    AfterAggregate,
+    Aggregator,
+    LeaveIt,
+    LocalData,
+    LocalRule,
+    Mean,
+    OwnExamples,
+    Plain,
+)
 from fedsynth.privacy import Event, GaussianEvent, Guarantee, PureEvent, gaussian_sigma, sampled_gaussian_noise
 from fedsynth.privacy.config import NoiseAt
-from fedsynth.privacy.dpsgd import check_model, dp_fit, dp_rate, dp_steps
-from fedsynth.privacy.mechanisms import add_gaussian, clip_weights
+from fedsynth.privacy.dpsgd import dp_fit, dp_rate, dp_steps
+from fedsynth.privacy.mechanisms import add_gaussian, add_laplace, clip_weights
 
 CALIBRATED = "calibrated noise"  # in the private state: the search takes seconds and is done once
 NOISE = "update noise"  # the purpose of the random numbers
@@ -40,13 +51,18 @@ class Protection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    updates: Literal["dp_sgd", "clipped"]
+    updates: Literal["dp_sgd", "clipped", "laplace"]
     clip: float
     noise: float | None
     noise_at: NoiseAt
     target: float | None
     delta: float
     rounds: int
+
+    @property
+    def proves(self) -> bool:
+        """Whether anything is proven about the updates."""
+        return self.updates != "laplace"
 
     @property
     def multiplier(self) -> float:
@@ -85,9 +101,7 @@ def chosen_protection(cfg: MethodConfig) -> Protection | None:
     )
 
 
-def check_protection(
-    protection: Protection, train: TrainConfig, objective: LocalRule, aggregator: Aggregator, net: nn.Module
-) -> None:
+def check_protection(protection: Protection, train: TrainConfig, objective: LocalRule, aggregator: Aggregator) -> None:
     """Refuse what cannot be protected, before anything has left a client."""
     wanted = f'privacy.updates = "{protection.updates}"'
     for value in (objective, aggregator):
@@ -107,7 +121,26 @@ def check_protection(
             f'privacy.noise_at = "server" cannot be used with aggregator "{aggregator.name}": its noise is made for '
             'the mean, of which every client is one part. Set noise_at = "client" or method.aggregator = "mean".'
         )
-    check_model(net)
+
+
+def check_data_and_tuning(protection: Protection, local_data: LocalData, after: AfterAggregate) -> None:
+    """The same for what clients train on and for what the server does to the aggregate."""
+    wanted = f'privacy.updates = "{protection.updates}"'
+    for value in (local_data, after):
+        if value.unprotected:
+            raise ConfigError(f'{wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.')
+    if not isinstance(local_data, OwnExamples):
+        raise ConfigError(f'{wanted} cannot be used with local_data "{local_data.name}": it is for own examples.')
+    if after.asks_clients:
+        raise ConfigError(
+            f'{wanted} cannot be used with after "{after.name}" where it asks the clients: what they would answer is '
+            "made from models that are not protected. Set secure = false."
+        )
+    if protection.noise_at == "server" and not isinstance(after, LeaveIt):
+        raise ConfigError(
+            f'privacy.noise_at = "server" cannot be used with after "{after.name}": it works with the updates of '
+            'single clients, and only their sum has noise. Set noise_at = "client".'
+        )
 
 
 def with_server_noise(
@@ -180,6 +213,21 @@ def protected_update(
         return received | {name: _no_farther(received[name], step) for name, step in clipped.items()}
     noisy = {name: add_gaussian(step, protection.std, rng) for name, step in clipped.items()}
     return received | {name: (received[name].double() + s).to(received[name].dtype) for name, s in noisy.items()}
+
+
+def with_laplace(weights: Weights, names: Collection[str], protection: Protection, rng: np.random.Generator) -> Weights:
+    """Laplace noise on every one of the named weights, as long as they are (AggEnhance, eq. 20)."""
+    return weights | {name: add_laplace(weights[name], protection.multiplier, rng) for name in sorted(names)}
+
+
+def laplace_guarantee(protection: Protection) -> Guarantee:
+    """What is proven about such weights: nothing."""
+    return Guarantee.none(
+        mechanism=f"Laplace noise of scale {protection.multiplier:g} on every weight, without clipping",
+        not_covered="everything: a weight that is not clipped has no sensitivity, so nothing is proven by any noise "
+        "on it; BatchNorm's statistics get none",
+        claimed="the paper calls it differential privacy and gives no ε",
+    )
 
 
 def update_guarantee(protection: Protection) -> Guarantee:

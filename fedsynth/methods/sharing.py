@@ -68,7 +68,6 @@ class Published:
     def __init__(self, fed: Federation, cfg: Any, latent: int) -> None:
         self.fed, self.cfg, self.latent = fed, cfg, latent
         self.claim = published_claim(cfg.quota, latent, cfg.sigma, cfg.delta)
-        fed.note(self.claim)
 
     def orders(self, state: State, chosen: list[str]) -> dict[str, Order]:
         """The means of the matched senders (algorithm 3)."""
@@ -202,5 +201,5 @@ def published_claim(quota: int, latent: int, sigma: float, delta: float) -> str:
         "The published noise on latent means, honestly counted, would give ε per record (add or remove one, "
         f"δ = {delta:g}) for a class of m examples, α = {quota}, l = {latent}, σ = {sigma:g}: {told}; were the encoder "
         "public and nothing filtered. As published there is no finite ε: the filter, the encoder and the class lists "
-        "depend on the data."
+        "depend on the data"
     )

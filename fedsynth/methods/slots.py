@@ -14,9 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from torch import Tensor
 
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.federation import Client, Replies
+from fedsynth.federation import Client, Federation, Replies
 from fedsynth.learning.aggregators import krum, median, trimmed_mean, weighted_mean
-from fedsynth.learning.models import Classifier
+from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.server_optimizers import server_step
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective
@@ -96,6 +96,31 @@ class LocalRule(SlotValue, slot="objective"):
 
 class Plain(LocalRule, name="plain"):
     """Cross-entropy."""
+
+
+class LocalData(SlotValue, slot="local_data"):
+    """What a client trains on: its own examples, or more."""
+
+    def check(self, net: Classifier) -> None:
+        """Refuse a model that this cannot work with, before the first round."""
+
+    def active(self, index: int) -> bool:
+        """Whether it does anything in this round, counted from 1; in other rounds clients train as always."""
+        return False
+
+    def given(self, fed: Federation, memory: dict[str, Any]) -> dict[str, Any]:
+        """What the server sends along for it."""
+        return {}
+
+    def examples(
+        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """The examples of this round, from the client's own, the network it has received and what was sent along."""
+        return x, y
+
+
+class OwnExamples(LocalData, name="own"):
+    """The client's own examples, as they are."""
 
 
 # -- what happens at the server -------------------------------------------------------------------------------------
@@ -204,6 +229,46 @@ class AdaptiveServer(AdaptiveSettings, ServerOptimizer, name="fedopt"):
         )
 
 
+@dataclass(frozen=True)
+class Occasion:
+    """One aggregation: the new model, the clients' models it was made of, and where that happened.
+
+    `memory` lasts over the rounds and goes into checkpoints.
+    """
+
+    fed: Federation
+    spec: ModelSpec
+    model: Weights
+    received: Mapping[str, Weights]
+    training: LocalTraining
+    index: int
+    memory: dict[str, Any]
+
+
+class AfterAggregate(SlotValue, slot="after"):
+    """What the server does to the new model before the next round."""
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether it will ask the clients of this round about the models they have just trained."""
+        return False
+
+    def check(self, net: Classifier) -> None:
+        """Refuse a model that this cannot work with, before the first round."""
+
+    def active(self, index: int) -> bool:
+        """Whether it does anything in this round, counted from 1."""
+        return False
+
+    def tuned(self, occasion: Occasion) -> Weights:
+        """The model for the next round."""
+        return occasion.model
+
+
+class LeaveIt(AfterAggregate, name="nothing"):
+    """The new model stays as it is."""
+
+
 def check_halves(rule: LocalRule, aggregator: Aggregator) -> None:
     """Refuse an objective without the aggregator it speaks with, and the other way round."""
     halves: tuple[tuple[SlotValue, SlotValue], ...] = ((rule, aggregator), (aggregator, rule))
@@ -223,3 +288,5 @@ def _slot(kind: type[SlotValue]) -> Any:
 ObjectiveSlot = _slot(LocalRule)
 AggregatorSlot = _slot(Aggregator)
 ServerSlot = _slot(ServerOptimizer)
+AfterSlot = _slot(AfterAggregate)
+LocalDataSlot = _slot(LocalData)

@@ -37,7 +37,7 @@ class Inversion:
 def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> Tensor:
     """Inputs that the model takes for `labels`, from `start` (n, *shape). The model is not changed."""
     x = start.detach().clone(memory_format=torch.channels_last if start.dim() == 4 else torch.contiguous_format)
-    moving = torch.ones(len(x), dtype=torch.bool)
+    moving = torch.ones(len(x), dtype=torch.bool, device=x.device)
     step = _Adam(x, how.lr) if how.optimizer == "adam" else _Sgd(how.lr)
     with _frozen(model), _Statistics(model, how.statistics) as statistics:
         for _ in range(how.steps):
@@ -94,12 +94,7 @@ class _Statistics:
 
     def __enter__(self) -> _Statistics:
         if self.weight:
-            layers = batch_norms(self.model)
-            if not layers:
-                raise ConfigError(
-                    "Zero-shot images need the statistics that BatchNorm layers store, and this model has none: "
-                    'choose model.name = "zda_cnn", or model.norm = "batch".'
-                )
+            layers = require_batch_norm(self.model)
             self._hooks = [layer.register_forward_pre_hook(self._measure) for layer in layers]
         return self
 
@@ -126,9 +121,15 @@ class _Statistics:
         return torch.stack(terms).sum()
 
 
-def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The layers of a model that store statistics of what they see."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+def require_batch_norm(model: nn.Module) -> list[_BatchNorm]:
+    """The layers of a model that store statistics of what they see, or an error that names the fix."""
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if not layers:
+        raise ConfigError(
+            "Zero-shot images need the statistics that BatchNorm layers store, and this model has none: "
+            'choose model.name = "zda_cnn", or model.norm = "batch".'
+        )
+    return layers
 
 
 @contextmanager

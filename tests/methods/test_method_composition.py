@@ -29,6 +29,11 @@ COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
     ("fedbn", {"objective": {"name": "contrastive", "mu": 1.0}}),
     ("finetune", {"aggregator": {"name": "mean", "weights": "equal"}}),
     ("median", {"objective": {"name": "proximal", "mu": 0.5}}),
+    ("scaffold", {"after": {"name": "interior_points", "steps": 2, "tune_epochs": 1}}),
+    ("krum", {"after": {"name": "zero_shot", "steps": 2, "per_class": 1}}),
+    ("fedmix", {"local_data": {"name": "zero_shot", "steps": 2, "per_class": 1}}),
+    ("logit_adjustment", {"local_data": {"name": "zero_shot", "steps": 2, "amounts": "missing"}}),
+    ("agg_enhance", {"after": {"name": "zero_shot", "steps": 2}, "local_data": {"name": "zero_shot", "steps": 2}}),
 ]
 
 
@@ -39,7 +44,7 @@ def test_a_combination_runs_on_both_engines_and_differs_from_its_base(
     method: str, slots: dict[str, Any], digits: FederatedData, run_method: RunMethod
 ) -> None:
     train = {"model": SMALL["zda_cnn"], "rounds": 2}
-    base = run_method(method, digits, **train)
+    base = run_method(method, digits, settings={"steps": 2} if method == "agg_enhance" else {}, **train)
     here = run_method(method, digits, settings=slots, **train)
     assert farthest(here.model, base.model) > 1e-6
     assert same_bits(here.model, run_method(method, digits, settings=slots, engine="wire", **train).model)
@@ -62,6 +67,33 @@ def test_fedopt_server_on_fedavg_is_fedopt(digits: FederatedData, run_method: Ru
     assert same_bits(composed.model, run_method("fedopt", digits, settings=settings).model)
 
 
+ZERO_SHOT = {"steps": 2, "per_class": 1}
+
+
+@pytest.mark.parametrize(
+    ("slots", "method", "settings"),
+    [
+        ({"after": {"name": "interior_points", "steps": 2}}, "agg_enhance", {"steps": 2}),
+        ({"after": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdas", ZERO_SHOT),
+        ({"local_data": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdac", ZERO_SHOT),
+        ({slot: {"name": "zero_shot", **ZERO_SHOT} for slot in ("after", "local_data")}, "fed_zda", ZERO_SHOT),
+    ],
+)
+def test_slots_of_synthetic_data_on_fedavg_are_the_methods(
+    slots: dict[str, Any], method: str, settings: dict[str, Any], digits: FederatedData, run_method: RunMethod
+) -> None:
+    model = SMALL["zda_cnn"]
+    composed = run_method("fedavg", digits, model=model, settings=slots)
+    assert same_bits(composed.model, run_method(method, digits, model=model, settings=settings).model)
+
+
+def test_slots_that_do_nothing_change_nothing(digits: FederatedData, run_method: RunMethod) -> None:
+    composed = run_method("fedprox", digits, settings={"after": "nothing", "local_data": "own"})
+    plain = run_method("fedprox", digits)
+    assert same_bits(composed.model, plain.model)
+    assert [set(ask.fields) for ask in composed.asks] == [set(ask.fields) for ask in plain.asks]
+
+
 def test_median_of_fedprox_updates_by_hand(run_method: RunMethod) -> None:
     data = some_clients(5, 9, 7)
     finished = run_method("fedprox", data, model=LINEAR, settings={"mu": 0.5, "aggregator": "median"}, rounds=1)
@@ -82,6 +114,9 @@ WRONG: list[tuple[str, str]] = [
     ("method.muu=0.1", 'method "fedprox" has no setting "muu". Did you mean "mu"?'),
     ("method.mu=-1", 'method "fedprox": mu = -1 cannot be used'),
     ("method.aggregator=3", "There is no aggregator"),
+    ("method.after=interior_point", 'There is no after "interior_point". Did you mean "interior_points"?'),
+    ("method.local_data=zeroshot", 'There is no local_data "zeroshot". Did you mean "zero_shot"?'),
+    ('method.after={name="zero_shot", per_clas=3}', 'no setting "per_clas". Did you mean "per_class"?'),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import SMALL, Finished, same_bits
+from federations import SMALL, Ask, Finished, same_bits
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.federated import FederatedData, load_federated
@@ -34,6 +34,12 @@ BASELINES = [
     *("centralised", "fedavg", "fedbn", "feddyn", "fedmix", "fednova", "fedopt", "fedprox", "finetune", "krum"),
     *("local", "logit_adjustment", "median", "moon", "qffl", "scaffold", "trimmed_mean"),
 ]
+ZERO_SHOT = ["fed_zda", "fed_zdac", "fed_zdas"]  # need BatchNorm
+SYNTHETIC = ["agg_enhance", *ZERO_SHOT]
+QUICK: dict[str, dict[str, Any]] = {
+    "agg_enhance": {"steps": 3, "tune_epochs": 1},
+    **{name: {"steps": 3, "per_class": 2} for name in ZERO_SHOT},
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +50,25 @@ def few() -> FederatedData:
 
 
 def test_all_baselines_are_registered() -> None:
-    assert set(BASELINES) <= {method.name for method in all_methods()}
+    assert {*BASELINES, *SYNTHETIC} <= {method.name for method in all_methods()}
     assert all(method.summary.endswith(".") for method in all_methods())
 
 
-@pytest.mark.parametrize("model", SMALL)
-@pytest.mark.parametrize("method", BASELINES)
+def model_for(method: str) -> ModelSpec:
+    """A small model that the method takes."""
+    return SMALL["zda_cnn" if method in ZERO_SHOT else "mlp"]
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [*((m, s) for m in [*BASELINES, "agg_enhance"] for s in SMALL), *((m, "zda_cnn") for m in ZERO_SHOT)],
+)
 def test_runs_with_the_same_bits_in_process_and_on_the_wire(
     method: str, model: str, few: FederatedData, run_method: RunMethod
 ) -> None:
     spec = SMALL[model]
-    here, wire = (run_method(method, few, model=spec, engine=engine, batch_size=8) for engine in ("local", "wire"))
+    common = {"model": spec, "settings": QUICK.get(method), "batch_size": 8}
+    here, wire = (run_method(method, few, engine=engine, **common) for engine in ("local", "wire"))
     if method == "local":
         assert here.outcome.model is None
     else:
@@ -71,10 +85,15 @@ def flat_scores(tallies: dict[str, dict[str, Any]]) -> Iterator[tuple[Any, ...]]
             yield view, client, tally.correct.tolist(), tally.total.tolist(), tally.loss
 
 
+def crossing(finished: Finished) -> list[Ask]:
+    """The requests that went to clients; the others are the server's own work."""
+    return [ask for ask in finished.asks if not any(client.startswith("@") for client in ask.requests)]
+
+
 def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) -> None:
     """The replies' bytes hold the declared fields and nothing else; the ledger names what was not empty."""
     declared = LEAVES.get(method, UPDATE)
-    asks = [ask for ask in finished.asks if ask.task != "score"]
+    asks = [ask for ask in crossing(finished) if ask.task != "score"]
     assert {ask.task for ask in asks} == set(declared)
     for ask in asks:
         assert set(find_task(ask.task).leaves()) == declared[ask.task]
@@ -99,11 +118,11 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
     assert all(row["what"] for row in record)
 
 
-@pytest.mark.parametrize("method", [name for name in BASELINES if name != "fedmix"])
+@pytest.mark.parametrize("method", [*(name for name in BASELINES if name != "fedmix"), *SYNTHETIC])
 def test_no_image_leaves_a_client(method: str, few: FederatedData, run_method: RunMethod) -> None:
-    """No tensor in any reply has the shape of an image (SMALL's mlp has no 8×8 weights)."""
-    finished = run_method(method, few, model=SMALL["mlp"], batch_size=8)
-    for ask in finished.asks:
+    """No tensor in any reply has the shape of an image (SMALL's models have no 8×8 weights)."""
+    finished = run_method(method, few, model=model_for(method), settings=QUICK.get(method), batch_size=8)
+    for ask in crossing(finished):
         for answer in ask.answers.values():
             for shape in shapes(answer["fields"]):
                 assert tuple(shape[-2:]) != (8, 8)
@@ -117,10 +136,10 @@ def shapes(value: Any) -> Iterator[tuple[int, ...]]:
         yield tuple(value.shape)
 
 
-@pytest.mark.parametrize("method", BASELINES)
+@pytest.mark.parametrize("method", [*BASELINES, *SYNTHETIC])
 def test_partial_participation_asks_only_those_sampled(method: str, few: FederatedData, run_method: RunMethod) -> None:
-    settings = {"byzantine": 0} if method == "krum" else {}
-    finished = run_method(method, few, model=SMALL["mlp"], settings=settings, fraction=0.6)
+    settings = {"byzantine": 0} if method == "krum" else QUICK.get(method)
+    finished = run_method(method, few, model=model_for(method), settings=settings, fraction=0.6)
     for ask in finished.asks:
         if ask.task == "train" and method != "centralised":
             assert len(ask.requests) == 3
@@ -128,3 +147,5 @@ def test_partial_participation_asks_only_those_sampled(method: str, few: Federat
             assert set(ask.requests) == {"*"}
         elif ask.task == "train_alone":  # costs nobody a message: everybody trains
             assert set(ask.requests) == set(few.clients)
+        elif ask.task == "invert_model":
+            assert len(ask.requests) == 3

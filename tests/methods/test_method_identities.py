@@ -32,6 +32,15 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "FedMix ratio=0": ("fedmix", {"ratio": 0}),
     "fine-tuning, global model": ("finetune", {"epochs": 1}),
     "Krum that keeps all": ("krum", {"byzantine": 0, "keep": 9}),
+    "AggEnhance without tuning": ("agg_enhance", {"tune_epochs": 0}),
+    "AggEnhance after the last round": ("agg_enhance", {"start_round": 4}),
+}
+NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
+    "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
+    "Fed-ZDAS after the last round": ("fed_zdas", {"start_round": 4}),
+    "Fed-ZDAS without tuning": ("fed_zdas", {"tune_epochs": 0}),
+    "Fed-ZDA after the last round": ("fed_zda", {"start_round": 4}),
+    "Fed-ZDA in turns after the last round": ("fed_zda", {"start_round": 4, "turns": "alternate"}),
 }
 
 
@@ -51,8 +60,10 @@ def fedavg(digits: FederatedData, tmp_path_factory: pytest.TempPathFactory) -> C
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-@pytest.mark.parametrize("model", SMALL)
-@pytest.mark.parametrize("name", SAME_AS_FEDAVG)
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [*((name, model) for name in SAME_AS_FEDAVG for model in SMALL), *((name, "zda_cnn") for name in NEEDS_BATCH_NORM)],
+)
 def test_setting_that_turns_a_method_off_gives_fedavg_to_the_last_bit(
     name: str,
     model: str,
@@ -61,7 +72,7 @@ def test_setting_that_turns_a_method_off_gives_fedavg_to_the_last_bit(
     run_method: RunMethod,
     fedavg: Callable[..., Finished],
 ) -> None:
-    method, settings = SAME_AS_FEDAVG[name]
+    method, settings = (SAME_AS_FEDAVG | NEEDS_BATCH_NORM)[name]
     train = {"fraction": fraction, "rounds": 3, "momentum": 0.9}
     other = run_method(method, digits, model=SMALL[model], settings=settings, **train)
     assert same_bits(other.model, fedavg(model, **train).model)
@@ -83,6 +94,10 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "SCAFFOLD": ("scaffold", {}),
     "FedDyn": ("feddyn", {}),
     "median": ("median", {}),
+    "AggEnhance": ("agg_enhance", {"steps": 2, "tune_epochs": 1}),
+    "Fed-ZDAC": ("fed_zdac", {"steps": 2, "per_class": 1, "start_round": 2}),
+    "Fed-ZDAS": ("fed_zdas", {"steps": 2, "per_class": 1, "start_round": 2}),
+    "Fed-ZDA": ("fed_zda", {"steps": 2, "per_class": 1, "start_round": 2}),
 }
 
 
@@ -159,19 +174,20 @@ def test_one_client_with_all_the_data_is_central_training(
     assert same_bits(local.state("all")["alone"], expected)
 
 
+ZERO_SHOT = ("fed_zdac", "fed_zdas", "fed_zda")
 ORDER_METHODS = [
     *("fedavg", "scaffold", "fednova", "feddyn", "qffl", "moon", "fedopt", "logit_adjustment"),
     *("median", "trimmed_mean", "krum"),
 ]
 
 
-@pytest.mark.parametrize("method", ORDER_METHODS)
+@pytest.mark.parametrize("method", [*ORDER_METHODS, "agg_enhance", "fed_zdac", "fed_zdas"])
 def test_order_in_which_replies_arrive_changes_nothing(
     method: str, digits: FederatedData, run_method: RunMethod
 ) -> None:
-    model = SMALL["zda_cnn"]
-    plain = run_method(method, digits, model=model)
-    mixed = run_method(method, digits, model=model, shuffle=lambda order: order[2:] + order[1::-1])
+    common = {"model": SMALL["zda_cnn"], "settings": {"steps": 2} if method in ("agg_enhance", *ZERO_SHOT) else {}}
+    plain = run_method(method, digits, **common)
+    mixed = run_method(method, digits, shuffle=lambda order: order[2:] + order[1::-1], **common)
     assert same_bits(plain.model, mixed.model)
 
 

@@ -33,6 +33,9 @@ REASONS = {
             "qffl": 'objective "report_loss": its clients send their loss',
             "feddyn": 'objective "dynamic": its clients and server remember the same changes',
             "fednova": 'aggregator "fednova": it needs the numbers of steps',
+            "fed_zdac": 'local_data "zero_shot": its images need the statistics that BatchNorm layers store',
+            "fed_zdas": 'after "zero_shot": its images need the statistics that BatchNorm layers store',
+            "fed_zda": 'local_data "zero_shot": its images need the statistics that BatchNorm layers store',
         }.items()
     },
 }
@@ -69,6 +72,18 @@ def test_batch_norm_is_refused(method: str, updates: str, run_method: RunMethod)
     settings = {"privacy": PrivacyConfig(updates=updates), "objective": "plain"}
     with pytest.raises(ConfigError, match=r'BatchNorm2d.*Set model.norm = "group"'):
         run_method(method, data, model=SMALL["zda_cnn"], settings=settings)
+
+
+@pytest.mark.parametrize("model", ["mlp", "zda_cnn"])
+@pytest.mark.parametrize("updates", ["dp_sgd", "clipped"])
+@pytest.mark.parametrize("method", ["fed_zdac", "fed_zdas", "fed_zda"])
+def test_zero_shot_data_and_protected_updates_exclude_each_other_whatever_the_model(
+    method: str, updates: str, model: str, run_method: RunMethod
+) -> None:
+    data = Untouchable()
+    data.schema = type(data.schema)((1, 8, 8), 3)
+    with pytest.raises(ConfigError, match=r"BatchNorm mixes the examples of a batch.*cannot be protected"):
+        run_method(method, data, model=SMALL[model], settings={"privacy": PrivacyConfig(updates=updates)})
 
 
 @pytest.mark.parametrize("aggregator", ["median", "trimmed_mean", "krum"])
@@ -112,7 +127,7 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("updates=dpsgd", "updates = 'dpsgd' cannot be used: input should be 'none', 'dp_sgd' or 'clipped'"),
+        ("updates=dpsgd", "updates = 'dpsgd' cannot be used: input should be 'none', 'dp_sgd', 'clipped' or 'laplace'"),
         ("noise=0", "noise = 0 cannot be used: it must be more than 0, because nothing is proven without"),
         ("noise=-1", "noise = -1 cannot be used: it must be more than 0"),
         ("noise=inf", "noise = inf cannot be used: input should be a finite number"),

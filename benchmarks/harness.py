@@ -1,0 +1,133 @@
+"""Runs a study: many experiments, one core each, several side by side, resumable; results as one CSV file."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import csv
+import json
+import multiprocessing
+import os
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One setting in which some rows are compared. `tables` makes an experiment without its method."""
+
+    name: str
+    tables: Callable[[], Table]
+    rows: dict[str, Table]
+    seeds: int = 3
+
+    def experiment(self, row: str, seed: int, runs: Path) -> Table:
+        """One run: a row with a seed."""
+        folder = re.sub(r"[^\w.]+", "-", f"{self.name}-{row}-s{seed}".replace("ε", "eps"))
+        common = {"seed": seed, "runs": str(runs), "name": folder, "engine": {"workers": 1}}
+        return self.tables() | common | {"method": self.rows[row]}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the plan."""
+
+    part: Part
+    row: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.part.name} {self.row} s{self.seed}"
+
+
+def planned(parts: Sequence[Part], only: str) -> list[Run]:
+    """All runs whose names contain `only`; first seeds first, so that a half-finished study has whole rows."""
+    runs = [Run(part, row, seed) for part in parts for row in part.rows for seed in range(part.seeds)]
+    return [run for run in sorted(runs, key=lambda run: run.seed) if only in str(run)]
+
+
+def complete(table: Table) -> str:
+    """Make sure that one run is complete; in a process of its own."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from fedsynth import make_experiment
+    from fedsynth.runner import resume_run, run_experiment
+
+    path = Path(table["runs"]) / table["name"]
+    if (path / "summary.json").is_file():
+        return f"{path.name}: was complete"
+    if (path / "manifest.json").is_file():
+        result = resume_run(path, progress=False)
+    else:
+        result = run_experiment(make_experiment(table), progress=False)
+    return f"{path.name}: {result.summary['test']['accuracy']:.4f} in {result.summary['seconds']:.0f} s"
+
+
+def curve_of(table: Table) -> list[Table] | None:
+    """The metrics of a run that is complete."""
+    path = Path(table["runs"]) / table["name"]
+    if not (path / "summary.json").is_file():
+        return None
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def spread(name: str, values: Sequence[float]) -> Table:
+    """Mean and standard deviation over the seeds."""
+    return {name: statistics.mean(values), f"{name}_std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def accuracies(curves: Sequence[list[Table]], window: int = 5) -> Table:
+    """Test accuracy in %: mean of the last rounds, last round, and each seed's mean of the last rounds."""
+    tests = [[100 * line["test"]["accuracy"] for line in curve] for curve in curves]
+    last = [statistics.mean(values[-window:]) for values in tests]
+    return {
+        **spread("last5", last),
+        **spread("final", [values[-1] for values in tests]),
+        "seeds": " ".join(f"{value:.2f}" for value in last),
+    }
+
+
+def write_table(
+    parts: Sequence[Part], runs: Path, target: Path, measure: Callable[[Sequence[list[Table]]], Table]
+) -> None:
+    """What is complete, as CSV: a line per part and row."""
+    lines = []
+    for part in parts:
+        for row in part.rows:
+            found = [curve_of(part.experiment(row, seed, runs)) for seed in range(part.seeds)]
+            curves = [curve for curve in found if curve]
+            if curves:
+                seconds = statistics.mean(curve[-1]["seconds"] for curve in curves)
+                counted = {"seconds": seconds, "n": len(curves)}
+                lines.append({"part": part.name, "row": row, **measure(curves), **counted})
+    with target.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def main(
+    parts: Sequence[Part], about: str | None, measure: Callable[[Sequence[list[Table]]], Table] = accuracies
+) -> None:
+    """The command line of a study: run what is missing, or write the table."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the run folders")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one core each")
+    parser.add_argument("--only", default="", help="only runs whose part, row and seed contain this")
+    parser.add_argument("--table", type=Path, help="write what is complete as CSV and run nothing")
+    args = parser.parse_args()
+    if args.table:
+        write_table(parts, args.runs, args.table, measure)
+        return
+    args.runs.mkdir(parents=True, exist_ok=True)
+    todo = planned(parts, args.only)
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
+        jobs = [pool.submit(complete, run.part.experiment(run.row, run.seed, args.runs)) for run in todo]
+        for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
+            print(f"[{number}/{len(jobs)}] {job.result()}", flush=True)

@@ -1,0 +1,198 @@
+"""AggEnhance (Ou et al. 2022): the server tunes the aggregate on class interior points of the received models.
+
+Algorithm 2: for every class and every received model an input is optimised (eq. 11), from the middle between the
+class's last kept point and uniform noise. Each candidate is scored by the summed probability of its class over the
+models that predict it; the best of each class joins a queue of bounded length, and the aggregate is tuned on the queue.
+It stands on any method of the shared loop by one setting: `after = "interior_points"`.
+
+`form = "published"`: SGD at rate 0.1 without limits, tuning at the local rate. Ours: Adam with pixels kept in range, a
+fifth of the local rate. Deviations: the paper's set grows without bound and it does not say how long it is; the first
+points start from noise alone.
+
+`secure = true` is the paper's variant for secure aggregation: clients make candidates from their own models and score
+everybody's, so the server needs no single model. The candidates themselves leave the clients, and secure aggregation of
+the updates is not a part of this package.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, Field, model_validator
+from torch import Tensor
+
+from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, method, task
+from fedsynth.learning.models import ModelSpec, instantiate
+from fedsynth.learning.weights import Weights
+from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.methods.schedule import NEVER, Scheduled
+from fedsynth.methods.server_work import invert_model, judge_images, tuned_at_server
+from fedsynth.methods.slots import AfterAggregate, Occasion
+from fedsynth.synthesis.inversion import Inversion, chosen_by_consensus, consensus, invert
+
+NOTHING_MORE = (
+    "Interior points are post-processing of the shared weights: they add no leak beyond them and remove none."
+)
+SINGLE_MODELS = (
+    "Clients sent points that they made from their own models, and opinions on everybody's: releases beside the "
+    "updates, which secure aggregation does not cover."
+)
+PICTURED = 10  # rounds, before the points are shown
+
+PUBLISHED = {"image_optimizer": "sgd", "clamp": False, "tune_rate": 1.0}
+"""What the paper chose where ours differs."""
+
+
+class InteriorSettings(BaseModel):
+    """How points are made and used."""
+
+    form: Literal["ours", "published"] = Field(
+        "ours", description="published: the paper's choice of every setting below that is not given"
+    )
+    steps: int = Field(100, ge=0, description="optimisation steps for a point")
+    image_lr: float = Field(0.1, gt=0, description="learning rate for the points")
+    image_optimizer: Literal["adam", "sgd"] = Field("adam", description="optimiser of the points")
+    clamp: bool = Field(True, description="keep pixels between 0 and 1")
+    choice: Literal["consensus", "random"] = Field(
+        "consensus", description="which model's point is kept for a class (random is for comparison)"
+    )
+    queue: int = Field(20, ge=1, description="points kept of each class: those of so many rounds")
+    tune_epochs: int = Field(10, ge=0, description="epochs of the server on the kept points")
+    tune_batch_size: int = Field(32, ge=1, description="points a step")
+    tune_rate: float = Field(0.2, gt=0, description="learning rate of the server, as a share of the clients'")
+    secure: bool = Field(False, description="clients make and score the candidates: the server needs no single model")
+    points: Literal["made", "noise"] = Field("made", description="control: noise with the same labels in their place")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_the_papers_choice(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("form") == "published":
+            return PUBLISHED | values
+        return values
+
+    def how(self) -> Inversion:
+        """The settings as the inversion wants them."""
+        low, high = (0.0, 1.0) if self.clamp else (None, None)
+        return Inversion(steps=self.steps, lr=self.image_lr, optimizer=self.image_optimizer, low=low, high=high)
+
+
+class InteriorPoints(InteriorSettings, Scheduled, AfterAggregate, name="interior_points"):
+    """Tune the aggregate on points deep inside the classes of the received models."""
+
+    @property
+    def asks_clients(self) -> bool:
+        return self.secure
+
+    def tuned(self, occasion: Occasion) -> Weights:
+        if self.tune_epochs == 0:
+            return occasion.model
+        fed, classes = occasion.fed, occasion.fed.schema.classes
+        kept = occasion.memory.get("points")
+        start = torch.from_numpy(fed.rng("interior points").random((classes, *fed.schema.shape))).float()
+        if kept is not None:
+            start = (kept[-classes:] + start) / 2  # algorithm 2, lines 1 to 4
+        points = start if self.points == "noise" else self.best_points(occasion, start)
+        if points is None:  # nobody could be reached
+            return occasion.model
+        kept = points if kept is None else torch.cat([kept, points])[-self.queue * classes :]
+        occasion.memory["points"] = kept
+        labels = torch.arange(classes).repeat(len(kept) // classes)
+        if len(labels) >= min(self.queue, PICTURED) * classes and not occasion.memory.get("pictured"):
+            fed.show("interior-points", kept, labels)
+            occasion.memory["pictured"] = True
+        training = occasion.training.model_copy(
+            update={
+                "epochs": self.tune_epochs,
+                "batch_size": self.tune_batch_size,
+                "lr": occasion.training.lr * self.tune_rate,
+            }
+        )
+        return tuned_at_server(fed, occasion.model, occasion.spec, kept, labels, training)
+
+    def best_points(self, occasion: Occasion, start: Tensor) -> Tensor | None:
+        """Algorithm 2, lines 5 to 21: a candidate of every model for every class, and the best for each class."""
+        fed, labels = occasion.fed, torch.arange(len(start))
+        made = self.candidates_of_clients(occasion, start) if self.secure else self.candidates(occasion, start)
+        if not made:
+            return None
+        candidates = torch.stack(list(made.values()))
+        if self.choice == "random":
+            scores = torch.from_numpy(fed.rng("random choice").random(candidates.shape[0] * candidates.shape[1]))
+        else:
+            ask = self.opinions_of_clients if self.secure else self.opinions
+            said = ask(occasion, list(made), candidates.flatten(0, 1))
+            if not said:
+                return None
+            scores = consensus(torch.stack(said), labels.repeat(len(made)))
+        return chosen_by_consensus(candidates, scores)
+
+    def candidates(self, occasion: Occasion, start: Tensor) -> dict[str, Tensor]:
+        """Points of each received model, made at the server."""
+        occasion.fed.note(NOTHING_MORE)
+        common = {"spec": occasion.spec, "start": start, "labels": torch.arange(len(start)), "how": vars(self.how())}
+        done = occasion.fed.compute(invert_model, {c: {"model": w, **common} for c, w in occasion.received.items()})
+        return {client: reply.images for client, reply in done.items()}  # type: ignore[attr-defined]
+
+    def opinions(self, occasion: Occasion, clients: list[str], images: Tensor) -> list[Tensor]:
+        """What each received model says of all candidates."""
+        jobs = {c: {"model": occasion.received[c], "spec": occasion.spec, "images": images} for c in clients}
+        done = occasion.fed.compute(judge_images, jobs)
+        return [done[client].probabilities for client in clients]  # type: ignore[attr-defined]
+
+    def candidates_of_clients(self, occasion: Occasion, start: Tensor) -> dict[str, Tensor]:
+        """Points that clients make from the models they have just trained."""
+        occasion.fed.note(SINGLE_MODELS)
+        asked = {"spec": occasion.spec, "start": start, "how": vars(self.how())}
+        replies = occasion.fed.broadcast(make_candidates, to=list(occasion.received), **asked)
+        return {client: reply.points for client, reply in replies.items()}
+
+    def opinions_of_clients(self, occasion: Occasion, clients: list[str], images: Tensor) -> list[Tensor]:
+        """What clients' models say of all candidates."""
+        replies = occasion.fed.broadcast(score_candidates, to=clients, spec=occasion.spec, images=images)
+        return [reply.probabilities for reply in replies.values()]
+
+
+class Candidates(Reply):
+    """Candidates for interior points."""
+
+    points: Tensor = leaves("an input for each class, made from the client's own model")
+
+
+class Scores(Reply):
+    """What a client's own model says of everybody's candidates."""
+
+    probabilities: Tensor = leaves("its own model's probabilities for everybody's candidates")
+
+
+@task
+def make_candidates(client: Client, spec: ModelSpec, start: Tensor, how: dict[str, Any]) -> Candidates:
+    """A point for every class from the model that this client has just trained."""
+    net = instantiate(spec, client.schema.shape, client.schema.classes, client.state["trained"])
+    return client.release(Candidates(points=invert(net, start, torch.arange(len(start)), Inversion(**how))))
+
+
+@task
+def score_candidates(client: Client, spec: ModelSpec, images: Tensor) -> Scores:
+    """The probabilities that this client's model gives."""
+    net = instantiate(spec, client.schema.shape, client.schema.classes, client.state["trained"]).eval()
+    with torch.no_grad():
+        return client.release(Scores(probabilities=net(images).softmax(1)))
+
+
+class AggEnhanceConfig(InteriorSettings, Scheduled, LoopConfig):
+    """AggEnhance's settings."""
+
+
+CONTROLS: dict[str, dict[str, Any]] = {
+    "without synthesis": {"start_round": NEVER},
+    "noise": {"points": "noise"},
+    "no filter": {"choice": "random"},
+}
+
+
+@method("agg_enhance", config=AggEnhanceConfig, model="agg_cnn", controls=CONTROLS)
+def agg_enhance(fed: Federation, cfg: AggEnhanceConfig) -> Outcome:
+    """The server tunes the aggregate on class interior points of the received models."""
+    own = {name: getattr(cfg, name) for name in InteriorPoints.model_fields}
+    return loop_outcome(federated_loop(fed, cfg, after=InteriorPoints(**own)))

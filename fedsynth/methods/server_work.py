@@ -1,0 +1,88 @@
+"""Pieces of work that the server does itself, spread over its cores by `fed.compute`. No client's data is near."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsynth.federation import Client, Federation, Reply, leaves, task
+from fedsynth.learning.models import ModelSpec, instantiate
+from fedsynth.learning.optimizers import LocalTraining
+from fedsynth.learning.training import fit
+from fedsynth.learning.weights import Weights, buffer_entries, weights_of
+from fedsynth.synthesis.inversion import Inversion, invert
+
+FROM_WEIGHTS = "made from shared weights alone"
+
+
+class Images(Reply):
+    """Images that were made from a model."""
+
+    images: Tensor = leaves(f"images, {FROM_WEIGHTS}")
+
+
+class Opinions(Reply):
+    """What a model says of images."""
+
+    probabilities: Tensor = leaves(f"probabilities of each class, {FROM_WEIGHTS}")
+
+
+class Tuned(Reply):
+    """A model after tuning."""
+
+    model: Weights = leaves(f"weights, tuned on images {FROM_WEIGHTS}")
+
+
+@task
+def invert_model(
+    client: Client, model: Weights, spec: ModelSpec, start: Tensor | None, labels: Tensor, how: dict[str, Any]
+) -> Images:
+    """Optimise inputs against one model; without a start, from standard Gaussian noise (Fed-ZDA, algorithm 1)."""
+    net = instantiate(spec, client.schema.shape, client.schema.classes, model)
+    if start is None:
+        noise = client.rng("start").standard_normal((len(labels), *client.schema.shape)).astype("float32")
+        start = torch.from_numpy(noise)
+    return client.release(Images(images=invert(net, start, labels, Inversion(**how))))
+
+
+@task
+def judge_images(client: Client, model: Weights, spec: ModelSpec, images: Tensor) -> Opinions:
+    """One model's probabilities for some images."""
+    net = instantiate(spec, client.schema.shape, client.schema.classes, model).eval()
+    with torch.no_grad():
+        return client.release(Opinions(probabilities=net(images).softmax(1)))
+
+
+@task
+def tune_model(
+    client: Client,
+    model: Weights,
+    spec: ModelSpec,
+    images: Tensor,
+    labels: Tensor,
+    training: LocalTraining,
+    keep_statistics: bool,
+) -> Tuned:
+    """Train a model on some images. BatchNorm's stored statistics follow them, or stay those of the clients."""
+    net = instantiate(spec, client.schema.shape, client.schema.classes, model)
+    fit(net, images, labels, training, client.rng("tuning"))
+    kept = {name: model[name] for name in buffer_entries(net)} if keep_statistics else {}
+    return client.release(Tuned(model=weights_of(net) | kept))
+
+
+def tuned_at_server(
+    fed: Federation,
+    model: Weights,
+    spec: ModelSpec,
+    images: Tensor,
+    labels: Tensor,
+    training: LocalTraining,
+    keep_statistics: bool = False,
+) -> Weights:
+    """The model after some epochs on these images."""
+    fields = {"images": images, "labels": labels, "training": training, "keep_statistics": keep_statistics}
+    done = fed.compute(tune_model, {"tune": {"model": model, "spec": spec, **fields}})["tune"]
+    assert isinstance(done, Tuned)
+    return done.model
