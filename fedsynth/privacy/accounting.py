@@ -39,6 +39,9 @@ Events = Iterable[Event] | Mapping[Event, int]
 Counted = tuple[tuple[Event, int], ...]
 
 
+SMALLEST_RATE = 1e-12
+
+
 def epsilon(events: Events, delta: float) -> float:
     """The ε of all events together at this δ; `events` may be a list, or say how often each one happened."""
     return _epsilon(_counted(events), delta)
@@ -202,7 +205,10 @@ def _losses(event: Event, times: int, step: float) -> PrivacyLossDistribution:
         case GaussianEvent(mu=mu):
             return pld.from_gaussian_mechanism(1 / (mu * math.sqrt(times)), **fine)
         case SampledGaussianEvent(rate=rate, noise=noise):
-            return pld.from_gaussian_mechanism(noise, sampling_prob=rate, **fine).self_compose(times)
+            # Rounded up, which costs a little more: the library divides by the rate, and fails on tiny ones.
+            return pld.from_gaussian_mechanism(noise, sampling_prob=max(rate, SMALLEST_RATE), **fine).self_compose(
+                times
+            )
         case LaplaceEvent(scale=scale):
             return pld.from_laplace_mechanism(scale, **fine).self_compose(times)
         case PureEvent(epsilon=each):

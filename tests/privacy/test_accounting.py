@@ -95,6 +95,12 @@ def test_one_more_release_never_costs_less_and_bounds_hold(events, more):
     assert math.isfinite(after)
 
 
+@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-12])
+def test_a_tiny_sampling_rate_costs_next_to_nothing(rate):
+    assert 0 <= epsilon([sampled(rate, 1.0, 1)], DELTA) < 1e-3
+    assert 0 <= epsilon([sampled(rate, 1.0, 1), LaplaceEvent(scale=1e6)], DELTA) < 1e-3
+
+
 BIG = [
     PureEvent(epsilon=1e12),
     GaussianEvent(mu=1e12),
