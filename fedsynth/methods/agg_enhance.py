@@ -16,10 +16,10 @@ the updates is not a part of this package.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, method, task
@@ -27,7 +27,8 @@ from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.schedule import NEVER, Scheduled
-from fedsynth.methods.server_work import invert_model, judge_images, tuned_at_server
+from fedsynth.methods.server_work import TuningSettings, invert_model, judge_images, tuned_at_server
+from fedsynth.methods.settings import PublishedForm
 from fedsynth.methods.slots import AfterAggregate, Occasion
 from fedsynth.synthesis.inversion import Inversion, chosen_by_consensus, consensus, invert
 
@@ -40,16 +41,12 @@ SINGLE_MODELS = (
 )
 PICTURED = 10  # rounds, before the points are shown
 
-PUBLISHED = {"image_optimizer": "sgd", "clamp": False, "tune_rate": 1.0}
-"""What the paper chose where ours differs."""
 
-
-class InteriorSettings(BaseModel):
+class InteriorSettings(PublishedForm, TuningSettings):
     """How points are made and used."""
 
-    form: Literal["ours", "published"] = Field(
-        "ours", description="published: the paper's choice of every setting below that is not given"
-    )
+    published: ClassVar[dict[str, Any]] = {"image_optimizer": "sgd", "clamp": False, "tune_rate": 1.0}
+
     steps: int = Field(100, ge=0, description="optimisation steps for a point")
     image_lr: float = Field(0.1, gt=0, description="learning rate for the points")
     image_optimizer: Literal["adam", "sgd"] = Field("adam", description="optimiser of the points")
@@ -59,17 +56,9 @@ class InteriorSettings(BaseModel):
     )
     queue: int = Field(20, ge=1, description="points kept of each class: those of so many rounds")
     tune_epochs: int = Field(10, ge=0, description="epochs of the server on the kept points")
-    tune_batch_size: int = Field(32, ge=1, description="points a step")
     tune_rate: float = Field(0.2, gt=0, description="learning rate of the server, as a share of the clients'")
     secure: bool = Field(False, description="clients make and score the candidates: the server needs no single model")
     points: Literal["made", "noise"] = Field("made", description="control: noise with the same labels in their place")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_the_papers_choice(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("form") == "published":
-            return PUBLISHED | values
-        return values
 
     def how(self) -> Inversion:
         """The settings as the inversion wants them."""
@@ -101,13 +90,7 @@ class InteriorPoints(InteriorSettings, Scheduled, AfterAggregate, name="interior
         if len(labels) >= min(self.queue, PICTURED) * classes and not occasion.memory.get("pictured"):
             fed.show("interior-points", kept, labels)
             occasion.memory["pictured"] = True
-        training = occasion.training.model_copy(
-            update={
-                "epochs": self.tune_epochs,
-                "batch_size": self.tune_batch_size,
-                "lr": occasion.training.lr * self.tune_rate,
-            }
-        )
+        training = self.tuning(occasion.training)
         return tuned_at_server(fed, occasion.model, occasion.spec, kept, labels, training)
 
     def best_points(self, occasion: Occasion, start: Tensor) -> Tensor | None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from fedsynth.federation import Client, Reply, leaves, task
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.methods.autoencoding import VaeNet, VaeSpec, start_vae
+from fedsynth.methods.controls import stand_ins
 from fedsynth.methods.latent_release import (
     Calibration,
     LatentModel,
@@ -25,9 +25,9 @@ from fedsynth.methods.latent_release import (
     noisy_means,
     opinion,
 )
-from fedsynth.methods.loop import Update
+from fedsynth.methods.loop import Update, fit_by_rule
 from fedsynth.methods.matching import abundant_classes, decidedly_scarce, even_shortage, scarce_classes
-from fedsynth.methods.slots import LocalRule, Visit
+from fedsynth.methods.slots import Visit
 from fedsynth.privacy.guarantee import GaussianEvent, Guarantee
 
 UNCOVERED = "model weights, which are trained on the same records; numbers of examples; who takes part"
@@ -51,13 +51,6 @@ class Statistics(Reply):
     """Protected statistics of a client's latents."""
 
     statistics: Tensor = leaves("noisy sum, number and second moment of the latents of each class")
-
-
-class RealSamples(Reply):
-    """Real images, for an upper bound in a simulation."""
-
-    images: Tensor = leaves("real images")
-    labels: Tensor = leaves("their labels")
 
 
 @task
@@ -89,16 +82,6 @@ def share_statistics(
 
 
 @task
-def draw_real_samples(client: Client, per_class: int) -> RealSamples:
-    """Real training images of every class. Only the pretended client that holds everything is asked."""
-    rng = client.rng("real samples")
-    data = client.data.train
-    rows = [rng.permutation(np.flatnonzero(data.y == label))[:per_class] for label in range(client.schema.classes)]
-    images, labels = data.subset(np.concatenate(rows)).tensors()
-    return client.release(RealSamples(images=images, labels=labels))
-
-
-@task
 def train_augmented(
     client: Client,
     model: Weights,
@@ -127,10 +110,7 @@ def train_augmented(
         x, targets = torch.cat([x, made.images])[rows], made.beside(y, client.schema.classes)[rows]
         y = torch.cat([y, made.labels])[rows]
     net = instantiate(spec, client.schema.shape, client.schema.classes, model).to(client.device)
-    local = LocalRule.parse(rule)
-    visit = Visit(client, net, model, training, y, sent)
-    result = fit(net, x, targets, training, client.rng("batches"), local.begin(visit))
-    extra = local.finish(visit, result)
+    result, extra = fit_by_rule(Visit(client, net, model, training, y, sent), rule, x, targets)
     trained = weights_of(net)
     means, classes = None, None
     guarantees: dict[str, Guarantee] = {}
@@ -179,8 +159,10 @@ def synthetic_examples(
     images, labels = filled_order(client, net, order, making)
     soft = softened(net, images, labels, client.schema.classes, making["hardness"])
     kind = making["synthetic"]
-    images = stand_in(kind, images, labels, order["real"], client.rng("stand-in"))
-    made = Synthetic(images, labels, None if kind == "real" else soft)
+    rng = client.rng("stand-in")
+    noise = torch.from_numpy(rng.random(tuple(images.shape), dtype=np.float32))
+    instead = stand_ins(kind, labels, noise, order["real"], rng)
+    made = Synthetic(images if instead is None else instead, labels, None if kind == "real" else soft)
     if not making["redraw"]:
         client.state["synthetic"] = vars(made)
         del client.state["order"]
@@ -212,16 +194,6 @@ def shortage(counts: np.ndarray, classes: int | Literal["auto"], quota: int | Li
     scarce = scarce_classes(counts, n)
     wanted[scarce] = even_shortage(counts)[scarce] if quota == "even" else quota
     return wanted
-
-
-def stand_in(kind: str, images: Tensor, labels: Tensor, real: dict[str, Tensor], rng: np.random.Generator) -> Tensor:
-    """The controls: uniform noise or real images with the same labels, in the place of the decoded ones."""
-    if kind == "noise":
-        return torch.from_numpy(rng.random(tuple(images.shape), dtype=np.float32))
-    if kind == "real":
-        rows = [int(rng.choice(np.flatnonzero(real["labels"].numpy() == label))) for label in labels.tolist()]
-        return real["images"][rows] if rows else images
-    return images
 
 
 def published_means(

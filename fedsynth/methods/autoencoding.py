@@ -19,10 +19,10 @@ from fedsynth.federation import Client, task
 from fedsynth.learning.latent import Latent, LatentHeads, sample_latent
 from fedsynth.learning.models import Classifier, ModelSpec, PoolReLU, instantiate
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
-from fedsynth.learning.training import Objective, fit
+from fedsynth.learning.training import Objective
 from fedsynth.learning.weights import Weights, load_weights, weights_of
-from fedsynth.methods.loop import Update
-from fedsynth.methods.slots import LocalRule, Visit
+from fedsynth.methods.loop import Update, fit_by_rule
+from fedsynth.methods.slots import Visit
 from fedsynth.seeding import derive
 from fedsynth.synthesis.vae import Decoder, vae_loss
 
@@ -243,10 +243,8 @@ def train_vae(
     require_unit_range(x)
     mine = client.state.get("decoder", {}) if not part(model, DECODER) else {}
     net = start_vae(client.seed, spec, shape, client.schema, model | mine).to(client.device)
-    local = LocalRule.parse(rule)
     visit = Visit(client, net.classifier, part(model, ""), training, y, sent)
-    result = fit(net, x, y, training, client.rng("batches"), shape.objective(local.begin(visit), net))
-    extra = local.finish(visit, result)
+    result, extra = fit_by_rule(visit, rule, x, y, net, lambda objective: shape.objective(objective, net))
     entries = net.entries()
     if not upload_decoder:
         client.state["decoder"] = with_prefix(entries, DECODER)

@@ -22,11 +22,11 @@ from torch import Tensor
 from fedsynth.federation import Client, Federation, Outcome, method
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.augmenting import draw_real_samples
+from fedsynth.methods.controls import real_images, stand_ins
 from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.matching import even_shortage
 from fedsynth.methods.schedule import NEVER, Scheduled
-from fedsynth.methods.server_work import invert_model, judge_images, tuned_at_server
+from fedsynth.methods.server_work import TuningSettings, invert_model, judge_images, tuned_at_server
 from fedsynth.methods.slots import AfterAggregate, LocalData, Occasion
 from fedsynth.synthesis.inversion import Inversion, invert, require_batch_norm
 
@@ -38,7 +38,6 @@ UNPROTECTED = (
     "its images need the statistics that BatchNorm layers store, and BatchNorm mixes the examples of a batch, so that "
     "updates which have it cannot be protected"
 )
-REAL_SAMPLES = 200
 
 
 class ZeroShotSettings(BaseModel):
@@ -85,22 +84,19 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
             return x, y
         drawn = client.rng("zero-shot").standard_normal((len(labels), *client.schema.shape))
         noise = torch.from_numpy(drawn).float()
-        made = replaced(self.images, labels, noise, given, client.rng("control"))
+        made = stand_ins(self.images, labels, noise, given, client.rng("control"))
         if made is None:
             made = invert(net, noise.to(client.device), labels.to(client.device), self.how()).to(x.device)
         return torch.cat([x, made]), torch.cat([y, labels])
 
 
-class TuningSettings(BaseModel):
-    """How the server tunes."""
+class ServerSettings(ZeroShotSettings, TuningSettings):
+    """How the server makes images and tunes on them."""
 
-    tune_epochs: int = Field(1, ge=0, description="epochs of the server on the made images")
-    tune_batch_size: int = Field(32, ge=1, description="images a step")
-    tune_rate: float = Field(0.5, gt=0, description="learning rate of the server, as a share of the clients'")
     keep_statistics: bool = Field(False, description="BatchNorm's stored statistics stay those of the clients")
 
 
-class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, AfterAggregate, name="zero_shot"):
+class ZeroShotTuning(ServerSettings, Scheduled, AfterAggregate, name="zero_shot"):
     """Fed-ZDAS: the average is tuned on images that were made from each received model."""
 
     unprotected: ClassVar[str] = UNPROTECTED
@@ -111,13 +107,7 @@ class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, AfterAggregate
         if self.tune_epochs == 0:
             return occasion.model
         images, labels = self.all_images(occasion)
-        training = occasion.training.model_copy(
-            update={
-                "epochs": self.tune_epochs,
-                "batch_size": self.tune_batch_size,
-                "lr": occasion.training.lr * self.tune_rate,
-            }
-        )
+        training = self.tuning(occasion.training)
         if not occasion.memory.get("pictured"):
             fed.show("zero-shot", *first_of_each(images, labels, 10))
             occasion.memory["pictured"] = True
@@ -130,7 +120,7 @@ class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, AfterAggregate
         every = labels.repeat(len(occasion.received))
         rng = fed.rng("zero-shot control")
         noise = torch.from_numpy(rng.standard_normal((len(every), *fed.schema.shape))).float()
-        images = replaced(self.images, every, noise, real_images(fed) if self.images == "real" else {}, rng)
+        images = stand_ins(self.images, every, noise, real_images(fed) if self.images == "real" else {}, rng)
         if images is None:
             common = {"spec": occasion.spec, "start": None, "labels": labels, "how": vars(self.how())}
             done = fed.compute(invert_model, {c: {"model": w, **common} for c, w in occasion.received.items()})
@@ -156,32 +146,6 @@ def spread(rows: Tensor, share: float) -> Tensor:
     return rows[torch.arange(count) * len(rows) // count]
 
 
-def replaced(
-    kind: str, labels: Tensor, noise: Tensor, real: dict[str, Tensor], rng: np.random.Generator
-) -> Tensor | None:
-    """The controls: noise as it is, or real images, with the same labels; None where images are to be made.
-
-    A class that nobody has is noise in both.
-    """
-    if kind == "made":
-        return None
-    images = noise.clone()
-    if kind == "real":
-        rows = {label: np.flatnonzero(real["labels"].numpy() == label) for label in labels.unique().tolist()}
-        for position, label in enumerate(labels.tolist()):
-            if len(rows[label]):
-                images[position] = real["images"][int(rng.choice(rows[label]))]
-    return images
-
-
-def real_images(fed: Federation) -> dict[str, Any]:
-    """Real images of every class, for the control that shows what perfect images would give."""
-    fed.note("Real images crossed between clients, as an upper bound: this is a control, not a method.")
-    asked = fed.pooled()
-    reply = fed.broadcast(draw_real_samples, to=[asked], per_class=REAL_SAMPLES)[asked]
-    return {"images": reply.images, "labels": reply.labels}
-
-
 def first_of_each(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The first few images of each class."""
     rows = torch.cat([torch.nonzero(labels == label)[:count, 0] for label in labels.unique()])
@@ -201,7 +165,7 @@ class ZdacConfig(ZeroShotSettings, Scheduled, LoopConfig):
     """Settings of Fed-ZDAC."""
 
 
-class ZdasConfig(ZeroShotSettings, TuningSettings, Scheduled, LoopConfig):
+class ZdasConfig(ServerSettings, Scheduled, LoopConfig):
     """Settings of Fed-ZDAS."""
 
 

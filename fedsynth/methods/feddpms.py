@@ -30,7 +30,7 @@ from pydantic import Field, model_validator
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, State, method
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.methods.augmenting import draw_real_samples, train_augmented
+from fedsynth.methods.augmenting import train_augmented
 from fedsynth.methods.autoencoding import (
     DECODER,
     VaeSpec,
@@ -41,12 +41,13 @@ from fedsynth.methods.autoencoding import (
     with_prefix,
     without,
 )
+from fedsynth.methods.controls import real_images
 from fedsynth.methods.loop import LoopConfig, checked_slots, start_weights
-from fedsynth.methods.sharing import Calibrated, Nothing, Published, Sharing
+from fedsynth.methods.settings import PublishedForm
+from fedsynth.methods.sharing import Calibrated, Published, Sharing
 from fedsynth.methods.slots import Setting
 
 PICTURED = 10  # synthetic examples of each class in the picture of a round
-REAL_SAMPLES = 200  # real images of each class for the upper bound
 
 
 class FedVaeConfig(LoopConfig):
@@ -58,25 +59,20 @@ class FedVaeConfig(LoopConfig):
     vae_weight: float = Field(0.05, ge=0, description="λ: weight of the auto-encoder's loss")
 
 
-PUBLISHED = {
-    "autoencoder": "joint",
-    "decoder": "plain",
-    "mechanism": "paper",
-    "quota": 50,
-    "classes": 3,
-    "senders": 1,
-    "redraw": False,
-    "hardness": 1.0,
-}
-"""What the paper chose where our form differs."""
-
-
-class FedDpmsConfig(FedVaeConfig):
+class FedDpmsConfig(PublishedForm, FedVaeConfig):
     """FedDPMS's settings."""
 
-    form: Literal["ours", "published"] = Field(
-        "ours", description="published: the paper's choice of every setting below that is not given"
-    )
+    published: ClassVar[dict[str, Any]] = {
+        "autoencoder": "joint",
+        "decoder": "plain",
+        "mechanism": "paper",
+        "quota": 50,
+        "classes": 3,
+        "senders": 1,
+        "redraw": False,
+        "hardness": 1.0,
+    }
+
     autoencoder: Literal["beside", "joint"] = Field(
         "beside", description="beside: reads the classifier's features; joint: one loss for both, as published"
     )
@@ -89,8 +85,9 @@ class FedDpmsConfig(FedVaeConfig):
     mechanism: Literal["calibrated", "paper"] = Field(
         "calibrated", description="calibrated: class statistics with (ε, δ); paper: filtered noisy means, as published"
     )
-    epsilon: float = Field(8.0, gt=0, description="ε of the calibrated release, per record, add or remove one")
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ of the release")
+    epsilon: float = Field(
+        8.0, gt=0, description="ε of the calibrated release, per record, add or remove one, at privacy.delta"
+    )
     clip: float = Field(1.0, gt=0, le=1, description="latents are clipped to this share of the longest possible")
     spread: float | None = Field(
         None, gt=0, description="spread of drawn latents; none given: from the released second moment"
@@ -118,13 +115,6 @@ class FedDpmsConfig(FedVaeConfig):
         "decoded", description="controls: noise or real images with the same labels, or nothing, in their place"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_the_papers_choice(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("form") == "published":
-            return PUBLISHED | values
-        return values
-
     @model_validator(mode="after")
     def _numbers_where_the_paper_has_them(self) -> FedDpmsConfig:
         for name in ("quota", "classes"):
@@ -133,6 +123,9 @@ class FedDpmsConfig(FedVaeConfig):
                 raise ValueError(f'{name} = {value} must be 1 or more (synthetic = "none" turns synthesis off)')
         if self.mechanism == "paper" and self.quota == "even":
             raise ValueError('quota = "even" belongs to mechanism = "calibrated"; give a number')
+        releases = self.mechanism == "calibrated" and self.synthetic != "none"
+        if releases and self.privacy.budget is not None and self.epsilon > self.privacy.budget:
+            raise ValueError(f"epsilon = {self.epsilon:g} is more than privacy.budget = {self.privacy.budget:g} allows")
         return self
 
 
@@ -269,7 +262,7 @@ class FedDpms(FedVae):
     def sharing(self) -> Sharing:
         """How latents get from one client to another."""
         if self.cfg.synthetic == "none":
-            return Nothing()
+            return Sharing()
         if self.cfg.mechanism == "paper":
             return Published(self.fed, self.cfg, self.latent)
         return Calibrated(self.fed, self.cfg, self.latent, self.vae)
@@ -290,14 +283,7 @@ class FedDpms(FedVae):
         """Real images of every class, for the control that shows what perfect synthesis would give."""
         if self.cfg.synthetic != "real":
             return {}
-
-        def draw() -> dict[str, Any]:
-            asked = self.fed.pooled()
-            reply = self.fed.broadcast(draw_real_samples, to=[asked], per_class=REAL_SAMPLES)[asked]
-            return {"images": reply.images, "labels": reply.labels}
-
-        self.fed.note("Real images crossed between clients, as an upper bound: this is a control, not a method.")
-        return dict(self.fed.once("real samples", draw))
+        return dict(self.fed.once("real samples", lambda: real_images(self.fed)))
 
     def picture(self, sharing: Sharing, state: State) -> None:
         """Show, once, what receivers draw."""

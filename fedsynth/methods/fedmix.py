@@ -74,7 +74,7 @@ class FedMixConfig(LoopConfig):
 def fedmix(fed: Federation, cfg: FedMixConfig) -> Outcome:
     """Mixup with averaged images that clients exchange once."""
     rule = MixupRule(ratio=cfg.ratio)
-    checked_slots(fed, cfg, rule)  # before anything leaves a client
+    checked_slots(fed, cfg, objective=rule)  # before anything leaves a client
     fed.once("exchange averages", lambda: exchange(fed, cfg))
     state = federated_loop(fed, cfg, objective=rule)
     return loop_outcome(state)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from fedsynth.data.dataset import Schema
 from fedsynth.errors import ConfigError
@@ -17,7 +17,7 @@ from fedsynth.learning.aggregators import only, pooled_statistics
 from fedsynth.learning.models import Classifier, ModelSpec, build_model, instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.statistics import measure_batch_norm
-from fedsynth.learning.training import FitResult, fit
+from fedsynth.learning.training import FitResult, Objective, fit
 from fedsynth.learning.weights import Weights, buffer_entries, norm_entries, weights_of
 from fedsynth.methods.protection import (
     CONSTANTS,
@@ -84,6 +84,16 @@ class LoopConfig(MethodConfig):
     protects: ClassVar[bool] = True
 
 
+class OwnSlots(TypedDict, total=False):
+    """The values that a method itself puts into some slots."""
+
+    objective: LocalRule
+    aggregator: Aggregator
+    server: ServerOptimizer
+    after: AfterAggregate
+    local_data: LocalData
+
+
 @dataclass(frozen=True)
 class Slots:
     """The values in the slots of one run."""
@@ -95,22 +105,14 @@ class Slots:
     local_data: LocalData
 
     @classmethod
-    def chosen(
-        cls,
-        cfg: LoopConfig,
-        objective: LocalRule | None = None,
-        aggregator: Aggregator | None = None,
-        server: ServerOptimizer | None = None,
-        after: AfterAggregate | None = None,
-        local_data: LocalData | None = None,
-    ) -> Slots:
+    def chosen(cls, cfg: LoopConfig, own: OwnSlots) -> Slots:
         """The experiment's choice, or else the method's own, or else FedAvg's."""
         slots = cls(
-            cfg.objective or objective or Plain(),
-            cfg.aggregator or aggregator or Mean(),
-            cfg.server or server or TakeAverage(),
-            cfg.after or after or LeaveIt(),
-            cfg.local_data or local_data or OwnExamples(),
+            cfg.objective or own.get("objective", Plain()),
+            cfg.aggregator or own.get("aggregator", Mean()),
+            cfg.server or own.get("server", TakeAverage()),
+            cfg.after or own.get("after", LeaveIt()),
+            cfg.local_data or own.get("local_data", OwnExamples()),
         )
         check_halves(slots.objective, slots.aggregator)
         return slots
@@ -181,9 +183,11 @@ def train(
     """Train the received model on the client's data and send it back, protected where the request says how."""
     received = model if keeps == "nothing" else own_weights(client, model, spec)
     net = instantiate(spec, client.schema.shape, client.schema.classes, received).to(client.device)
+    x, y = local_examples(client, net, data)
+    visit = Visit(client, net, received, training, y, sent)
     if protection is not None and protection.proves:
-        return train_protected(client, net, model, received, training, rule, keeps, sent, protection)
-    result, extra = fit_by_rule(client, net, received, training, rule, sent, data)
+        return train_protected(visit, rule, x, model, keeps, protection)
+    result, extra = fit_by_rule(visit, rule, x, y)
     shared, examples, guarantees = shared_entries(client, net, keeps), len(client.data.train), {}
     if protection is not None:
         trained = [name for name, _ in net.named_parameters() if name in shared]
@@ -196,46 +200,44 @@ def train(
 
 
 def train_protected(
-    client: Client,
-    net: Classifier,
-    model: Weights,
-    received: Weights,
-    training: LocalTraining,
-    rule: dict[str, Any],
-    keeps: Kept,
-    sent: dict[str, Any],
-    protection: Protection,
+    visit: Visit, rule: dict[str, Any], x: Tensor, model: Weights, keeps: Kept, protection: Protection
 ) -> Update:
     """Train, and let nothing but protected weights and constants leave; entries that are not trained stay as sent."""
+    client, net = visit.client, visit.net
     names = {name for name, p in net.named_parameters() if p.requires_grad} - kept_entries(net, keeps)
-    with planned_effort(client, training):
+    with planned_effort(client, visit.training):
         if protection.updates == "dp_sgd":
-            guarantee = private_fit(client, net, training, protection)
+            guarantee = private_fit(client, net, visit.training, protection)
             shared = model | only(shared_entries(client, net, keeps), names)
         else:
-            fit_by_rule(client, net, received, training, rule, sent)
+            fit_by_rule(visit, rule, x, visit.labels)
             trained, noise = shared_entries(client, net, keeps), client.noise_rng(NOISE)
             shared = protected_update(model, trained, names, protection, noise)
             guarantee = update_guarantee(protection)
     return client.release(Update(model=shared, **CONSTANTS), **all_guarantees(guarantee))
 
 
-def fit_by_rule(
-    client: Client,
-    net: Classifier,
-    received: Weights,
-    training: LocalTraining,
-    rule: dict[str, Any],
-    sent: dict[str, Any],
-    data: dict[str, Any] | None = None,
-) -> tuple[FitResult, dict[str, Any]]:
-    """Train on the objective of the slot; what came of it, and what the objective reports."""
-    local = LocalRule.parse(rule)
+def local_examples(client: Client, net: Classifier, data: dict[str, Any] | None) -> tuple[Tensor, Tensor]:
+    """What the client trains on: its own examples and what the slot for local data adds."""
     x, y = client.data.train.tensors()
-    if data is not None:
-        x, y = LocalData.parse(data["rule"]).examples(client, net, x, y, data["given"])
-    visit = Visit(client, net, received, training, y, sent)
-    result = fit(net, x, y, training, client.rng("batches"), local.begin(visit))
+    return (x, y) if data is None else LocalData.parse(data["rule"]).examples(client, net, x, y, data["given"])
+
+
+def fit_by_rule(
+    visit: Visit,
+    rule: dict[str, Any],
+    x: Tensor,
+    targets: Tensor,
+    whole: nn.Module | None = None,
+    around: Callable[[Objective], Objective] = lambda objective: objective,
+) -> tuple[FitResult, dict[str, Any]]:
+    """Train on the objective of the slot; what came of it, and what the objective reports.
+
+    `whole` is a network that the visit's is a part of, and `around` makes its objective out of the slot's.
+    """
+    local = LocalRule.parse(rule)
+    objective = around(local.begin(visit))
+    result = fit(whole or visit.net, x, targets, visit.training, visit.client.rng("batches"), objective)
     return result, local.finish(visit, result)
 
 
@@ -290,17 +292,9 @@ def start_weights(seed: int, spec: ModelSpec, schema: Schema) -> Weights:
     return weights_of(start_model(seed, spec, schema))
 
 
-def checked_slots(
-    fed: Federation,
-    cfg: LoopConfig,
-    objective: LocalRule | None = None,
-    aggregator: Aggregator | None = None,
-    server: ServerOptimizer | None = None,
-    after: AfterAggregate | None = None,
-    local_data: LocalData | None = None,
-) -> Slots:
+def checked_slots(fed: Federation, cfg: LoopConfig, **own: Unpack[OwnSlots]) -> Slots:
     """The slots of a run, once it is clear that they suit the model and that updates can be protected as asked."""
-    slots = Slots.chosen(cfg, objective, aggregator, server, after, local_data)
+    slots = Slots.chosen(cfg, own)
     net = start_model(fed.seed, cfg.model, fed.schema)
     protection = chosen_protection(cfg)
     if protection is not None and protection.proves:
@@ -312,21 +306,12 @@ def checked_slots(
     return slots
 
 
-def federated_loop(
-    fed: Federation,
-    cfg: LoopConfig,
-    objective: LocalRule | None = None,
-    aggregator: Aggregator | None = None,
-    server: ServerOptimizer | None = None,
-    keeps: Kept = "nothing",
-    after: AfterAggregate | None = None,
-    local_data: LocalData | None = None,
-) -> State:
+def federated_loop(fed: Federation, cfg: LoopConfig, keeps: Kept = "nothing", **own: Unpack[OwnSlots]) -> State:
     """Pick clients, let them train, combine what they send, step: `cfg.train.rounds` times.
 
-    The arguments are the method's own slot values; those that the experiment sets take their place.
+    `own` are the method's own slot values; those that the experiment sets take their place.
     """
-    slots = checked_slots(fed, cfg, objective, aggregator, server, after, local_data)
+    slots = checked_slots(fed, cfg, **own)
     protection = chosen_protection(cfg)
     if keeps == "nothing" and cfg.train.norm_buffers == "local":
         keeps = "buffers"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedsynth.federation import Client, Federation, Reply, leaves, task
@@ -15,6 +16,19 @@ from fedsynth.learning.weights import Weights, buffer_entries, weights_of
 from fedsynth.synthesis.inversion import Inversion, invert
 
 FROM_WEIGHTS = "made from shared weights alone"
+
+
+class TuningSettings(BaseModel):
+    """How the server tunes a model."""
+
+    tune_epochs: int = Field(1, ge=0, description="epochs of the server on the made images")
+    tune_batch_size: int = Field(32, ge=1, description="images a step")
+    tune_rate: float = Field(0.5, gt=0, description="learning rate of the server, as a share of the clients'")
+
+    def tuning(self, local: LocalTraining) -> LocalTraining:
+        """The clients' training with these changes."""
+        changed = {"epochs": self.tune_epochs, "batch_size": self.tune_batch_size, "lr": local.lr * self.tune_rate}
+        return local.model_copy(update=changed)
 
 
 class Images(Reply):

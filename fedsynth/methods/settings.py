@@ -96,3 +96,20 @@ class MethodConfig(BaseModel):
     def own_settings(cls) -> dict[str, Any]:
         """The settings a user may give in the `[method]` section."""
         return {name: field for name, field in cls.model_fields.items() if name not in MethodConfig.model_fields}
+
+
+class PublishedForm(BaseModel):
+    """A setting that turns the paper's choices on where the method's own differ."""
+
+    published: ClassVar[dict[str, Any]] = {}  # what the paper chose
+
+    form: Literal["ours", "published"] = Field(
+        "ours", description="published: the paper's choice of every setting below that is not given"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_the_papers_choice(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("form") == "published":
+            return cls.published | values
+        return values

@@ -6,7 +6,7 @@ State: `shared` holds what each client has let out (the paper's A, C and Z), `be
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,47 +27,31 @@ from fedsynth.methods.matching import match
 Order = dict[str, Any]
 
 
-class Sharing(Protocol):
-    """How latents get from one client to another."""
+class Sharing:
+    """How latents get from one client to another. This one shares nothing: the schedule without synthesis."""
 
     def orders(self, state: State, chosen: list[str]) -> dict[str, Order]:
         """What each of the chosen that has not benefited yet is given to synthesise from."""
-
-    def request(self, state: State, client: str) -> dict[str, Any] | None:
-        """What a client is asked to share after its training; None when nothing."""
-
-    def collect(self, state: State, replies: Replies) -> None:
-        """Keep what was shared."""
-
-    def samples(self, state: State, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
-        """Some images that receivers may make, for people to look at: post-processing of what was shared."""
-
-
-class Nothing:
-    """Nobody shares anything: the schedule without synthesis."""
-
-    def orders(self, state: State, chosen: list[str]) -> dict[str, Order]:
-        """None."""
         return {}
 
     def request(self, state: State, client: str) -> dict[str, Any] | None:
-        """Nothing."""
+        """What a client is asked to share after its training; None when nothing."""
         return None
 
     def collect(self, state: State, replies: Replies) -> None:
-        """Nothing."""
+        """Keep what was shared after the training."""
 
     def samples(self, state: State, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
-        """None."""
-        raise NotImplementedError("nothing is shared, so there is nothing to draw from")
+        """Some images that receivers may make, for people to look at: post-processing of what was shared."""
+        return torch.zeros((0, 1, 1, 1)), torch.zeros(0, dtype=torch.int64)
 
 
-class Published:
+class Published(Sharing):
     """Algorithms 2 and 3: filtered noisy means, exact lists of scarce and abundant classes."""
 
     def __init__(self, fed: Federation, cfg: Any, latent: int) -> None:
         self.fed, self.cfg, self.latent = fed, cfg, latent
-        self.claim = published_claim(cfg.quota, latent, cfg.sigma, cfg.delta)
+        self.claim = published_claim(cfg.quota, latent, cfg.sigma, cfg.privacy.delta)
 
     def orders(self, state: State, chosen: list[str]) -> dict[str, Order]:
         """The means of the matched senders (algorithm 3)."""
@@ -128,13 +112,13 @@ class Published:
         return decode(net, means[rows], labels[rows]), labels[rows]
 
 
-class Calibrated:
+class Calibrated(Sharing):
     """Statistics with calibrated noise, from every client once; the receiver draws what it lacks."""
 
     def __init__(self, fed: Federation, cfg: Any, latent: int, vae: VaeSpec) -> None:
         self.fed, self.cfg, self.latent, self.vae = fed, cfg, latent, vae
         # The second moment is left out where nobody reads it.
-        self.noise = Calibration(cfg.epsilon, cfg.delta, cfg.clip, moments=cfg.spread is None)
+        self.noise = Calibration(cfg.epsilon, cfg.privacy.delta, cfg.clip, moments=cfg.spread is None)
 
     def orders(self, state: State, chosen: list[str]) -> dict[str, Order]:
         """For each receiver, where to draw the latents of each class."""
@@ -173,13 +157,6 @@ class Calibrated:
             )
         mean, spread, known = (torch.cat([getattr(m, name) for m in models]) for name in ("mean", "spread", "known"))
         return LatentModel(mean, spread if self.cfg.spread else self.cfg.widening * spread, known)
-
-    def request(self, state: State, client: str) -> dict[str, Any] | None:
-        """Nothing more: the statistics have come before the training."""
-        return None
-
-    def collect(self, state: State, replies: Replies) -> None:
-        """Nothing more."""
 
     def samples(self, state: State, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
         """Draws from everybody's statistics."""

@@ -39,7 +39,7 @@ Events = Iterable[Event] | Mapping[Event, int]
 Counted = tuple[tuple[Event, int], ...]
 
 
-SMALLEST_RATE = 1e-12
+SMALLEST_RATE = 1e-12  # of sampling; smaller ones are counted as this
 
 
 def epsilon(events: Events, delta: float) -> float:

@@ -18,7 +18,8 @@ import fedsynth
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.learning.models import build_model
-from fedsynth.methods.fed_zda import ZeroShotData, replaced, spread
+from fedsynth.methods.controls import stand_ins
+from fedsynth.methods.fed_zda import ZeroShotData, spread
 from fedsynth.seeding import generator
 
 RunMethod = Callable[..., Finished]
@@ -191,9 +192,9 @@ def test_real_images_are_of_the_wanted_class_and_noise_is_the_start() -> None:
     rng, labels = np.random.default_rng(0), torch.tensor([1, 3, 3, 2])
     real = {"images": torch.arange(4.0).reshape(4, 1, 1, 1), "labels": torch.tensor([3, 1, 0, 3])}
     noise = torch.full((4, 1, 1, 1), 9.0)
-    assert replaced("made", labels, noise, {}, rng) is None
-    assert torch.equal(replaced("noise", labels, noise, {}, rng), noise)
-    images = replaced("real", labels, noise, real, rng).flatten().tolist()
+    assert stand_ins("made", labels, noise, {}, rng) is None
+    assert torch.equal(stand_ins("noise", labels, noise, {}, rng), noise)
+    images = stand_ins("real", labels, noise, real, rng).flatten().tolist()
     assert images[0] == 1
     assert set(images[1:3]) <= {0.0, 3.0}
     assert images[3] == 9, "nobody has this class"

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from fedsynth.errors import UserError
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.tasks import find_task
-from fedsynth.methods.augmenting import shortage, stand_in
+from fedsynth.methods.augmenting import shortage
 from fedsynth.methods.autoencoding import DECODER, LATENT
+from fedsynth.methods.controls import stand_ins
 from fedsynth.methods.feddpms import FedDpmsConfig
+from fedsynth.privacy import PrivacyConfig
 
 PAPER = {"form": "published", "classes": 2, "sigma": 0.3, "quota": 6}
 OURS = {"quota": 6, "filter": "none"}
@@ -226,11 +228,19 @@ def test_controls_have_the_same_labels_and_number(run_method):
     rng = np.random.default_rng(0)
     labels = torch.tensor([1, 3, 3])
     real = {"images": torch.arange(4.0).reshape(4, 1, 1, 1), "labels": torch.tensor([3, 1, 0, 3])}
-    made = torch.zeros(3, 1, 1, 1)
-    assert stand_in("decoded", made, labels, {}, rng) is made
-    assert stand_in("real", made, labels, real, rng)[0].item() == 1
-    assert set(stand_in("real", made, labels, real, rng)[1:].flatten().tolist()) <= {0.0, 3.0}
-    assert stand_in("noise", made, labels, {}, rng).min() >= 0
+    noise = torch.rand(3, 1, 1, 1)
+    assert stand_ins("decoded", labels, noise, {}, rng) is None
+    found = stand_ins("real", labels, noise, real, rng)
+    assert found is not None
+    assert found[0].item() == 1
+    assert set(found[1:].flatten().tolist()) <= {0.0, 3.0}
+
+
+def test_a_release_beyond_the_budget_is_refused_before_anything_runs():
+    tight = PrivacyConfig(budget=4.0)
+    with pytest.raises(ValueError, match=r"more than privacy\.budget = 4"):
+        FedDpmsConfig(epsilon=8.0, privacy=tight)
+    assert FedDpmsConfig(epsilon=8.0, synthetic="none", privacy=tight).epsilon == 8
 
 
 def test_a_filter_keeps_what_the_received_model_recognises(run_method):
