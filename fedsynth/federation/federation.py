@@ -223,7 +223,7 @@ class Federation:
             self.participation.notes.append(text)
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
-        """Keep a small matrix, groups or a table for people to look at (see `records.py`); the last of a name counts."""
+        """Keep a small matrix, groups or a table for people to see (see `records.py`); the last of a name counts."""
         self.participation.records[name] = checked_record(name, value, self.round)
 
     def show(self, name: str, images: Tensor, labels: Tensor) -> None:

@@ -34,7 +34,7 @@ class Timeline:
     ) -> None:
         """Note one ask: a row per client, with "answered" or the kind of its failure."""
         times = [round_to_ms(value) for pair in zip(start, end, strict=True) for value in pair]
-        outcomes = {client: ANSWERED for client in answered} | {c: str(f.kind) for c, f in failures.items()}
+        outcomes = dict.fromkeys(answered, ANSWERED) | {c: str(f.kind) for c, f in failures.items()}
         for client, outcome in outcomes.items():
             if self.noted < KEPT_ROWS:
                 self.rows.append([client, task, round, *times, outcome])
