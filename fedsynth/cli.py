@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
 from fedsynth.config import load_experiment, override, read_experiment
+from fedsynth.dashboard import make_server
 from fedsynth.data.check import check_data
 from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
@@ -221,6 +222,22 @@ def report(
     for problem in page.problems:
         out.print(f"not there: {problem}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"The report is in {file}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def dashboard(
+    runs: Annotated[Path, typer.Argument(help="The folder of the run folders.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="The address to listen at; others than your own machine see it too.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8050,
+) -> None:
+    """Show the reports of all runs in a folder in the browser, live while runs go. It reads and never writes."""
+    server = make_server(runs, host, port)
+    out.print(f"The dashboard of {runs} is at {server.address} (Ctrl-C ends it).", highlight=False, soft_wrap=True)
+    if not server.loopback:
+        out.print(f"It listens at {host}: whoever reaches this machine can read the runs.", soft_wrap=True)
+    server.serve()
 
 
 @app.command()
