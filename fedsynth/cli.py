@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsynth.cli_results import dashboard, report
+from fedsynth.cli_results import dashboard, export, quality, report
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
 from fedsynth.config import load_experiment, override, read_experiment
 from fedsynth.data.check import check_data
@@ -265,8 +265,8 @@ def check(
         raise typer.Exit(1)
 
 
-app.command()(report)
-app.command()(dashboard)
+for command in (report, dashboard, quality, export):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:
