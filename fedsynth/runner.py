@@ -32,6 +32,7 @@ from fedsynth.learning.weights import Weights
 from fedsynth.progress import Quiet, make_progress
 from fedsynth.recorder import Recorder, save_model
 from fedsynth.report.artifacts import write_record
+from fedsynth.report.page import write_report
 from fedsynth.runfolder import RunFolder
 
 
@@ -163,6 +164,7 @@ def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFo
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
     write_record(folder.path, summary, recorder.rows, judged, fed.participation, data)
     folder.finish(summary)
+    write_report([folder.path])
     return RunResult(
         summary, recorder.rows, outcome.model, folder.path, experiment, data.schema.shape, data.schema.classes
     )
