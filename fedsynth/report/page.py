@@ -119,8 +119,8 @@ def comparison_of(folder: Path, links: dict[str, str] | None = None) -> Page:
     runs = []
     try:
         planned = json.loads(read_inside(folder, "comparison.json"))["planned"]
-        labels = [(str(plan["label"]), str(plan["experiment"]["name"])) for plan in planned]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        labels = [_label_and_name(plan) for plan in planned]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f'"{folder}" is not the folder of a comparison ({error}).') from None
     for label, name in labels:
         try:
@@ -133,6 +133,12 @@ def comparison_of(folder: Path, links: dict[str, str] | None = None) -> Page:
     if not runs:
         raise ConfigError(f'No run of the comparison "{folder}" has begun.')
     return comparison_page(runs, folder.name, _tuned(folder, problems), problems, links)
+
+
+def _label_and_name(plan: dict[str, Any]) -> tuple[str, str]:
+    """A planned run as it was kept; earlier comparisons kept the experiment alone, labelled by its method."""
+    table = plan.get("experiment", plan)
+    return str(plan["label"] if "experiment" in plan else table["method"]["name"]), str(table["name"])
 
 
 def _inside(folder: Path, name: str) -> Path:
