@@ -92,6 +92,44 @@ def test_the_clock_advances_by_the_slowest(federate, digits):
     assert fed.engine.clock == pytest.approx(slowest + 2.0 + 0.5 * digits.train_size("0"))
 
 
+def test_the_routes_of_a_relay_run_side_by_side_each_at_its_own_pace(federate, digits):
+    def hop(client: str) -> float:
+        return 2.0 + 0.5 * digits.train_size(client)
+
+    fed = federate(faults=FaultConfig(delay=2.0, seconds_per_example=0.5))
+    routes = [["0", "1"], ["2", "3"]]
+    slowest = max(sum(map(hop, route)) for route in routes)
+    for times in (1, 2):  # the next relay begins when the slowest route of the last has ended
+        fed.relay(fs_visit, {}, routes)
+        assert fed.engine.clock == pytest.approx(times * slowest)
+    fed.broadcast(fs_visit, to=["0"])
+    assert fed.engine.clock == pytest.approx(2 * slowest + hop("0"))
+
+
+def test_a_silent_client_costs_the_deadline_or_a_heartbeat(federate):
+    def waited(**config) -> float:
+        fed = federate(policy=LENIENT, faults=FaultConfig(dropout=1.0, delay=1.0, **config))
+        fed.broadcast(fs_visit)
+        return fed.engine.clock
+
+    assert waited() == 1.0
+    assert waited(deadline=60.0) == 60.0
+    assert waited(deadline=60.0, heartbeat=5.0) == 5.0
+    assert waited(deadline=4.0, heartbeat=5.0) == 4.0
+
+
+def test_a_client_that_breaks_down_is_missed_a_heartbeat_later(federate):
+    def waited(**config) -> float:
+        faults = FaultConfig(failure=1.0, delay=1.0, seconds_per_example=1.0, **config)
+        fed = federate(policy=LENIENT, faults=faults)
+        fed.broadcast(fs_visit, to=["0"])
+        return fed.engine.clock
+
+    noticed_at_once = waited()
+    assert waited(heartbeat=5.0) == pytest.approx(noticed_at_once + 5.0)
+    assert waited(deadline=1000.0) == 1000.0
+
+
 def test_those_slower_than_the_deadline_time_out_and_are_not_waited_for(federate, digits):
     sizes = sorted(map(digits.train_size, digits.clients))
     limit = (sizes[1] + sizes[2]) / 2

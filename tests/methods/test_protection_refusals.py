@@ -127,7 +127,10 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("updates=dpsgd", "updates = 'dpsgd' cannot be used: input should be 'none', 'dp_sgd', 'clipped' or 'laplace'"),
+        (
+            "updates=dpsgd",
+            "updates = 'dpsgd' cannot be used: input should be 'none', 'dp_sgd', 'clipped', 'laplace' or 'gaussian'",
+        ),
         ("noise=0", "noise = 0 cannot be used: it must be more than 0, because nothing is proven without"),
         ("noise=-1", "noise = -1 cannot be used: it must be more than 0"),
         ("noise=inf", "noise = inf cannot be used: input should be a finite number"),
