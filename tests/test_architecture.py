@@ -15,7 +15,7 @@ LONGEST_FILE = 400  # lines
 EVERYWHERE = ("errors",)
 ALLOWED = {
     "learning": ("learning",),
-    "synthesis": ("synthesis",),
+    "synthesis": ("synthesis", "learning.effort", "learning.weights"),
     "privacy": ("privacy", "seeding"),
     "data": ("data", "seeding"),
     "federation": (

@@ -1,0 +1,27 @@
+"""Generative adversarial networks (and a VAE in their place) on the data of one holder. The door to this part."""
+
+from fedsynth.synthesis.gan_model import (
+    Gan,
+    GanSpec,
+    build_gan,
+    generator_weights,
+    load_gan,
+    load_generator,
+    make_images,
+)
+from fedsynth.synthesis.gan_training import PUBLISHED, GanFit, GanTraining, Moments, train_gan
+
+__all__ = [
+    "PUBLISHED",
+    "Gan",
+    "GanFit",
+    "GanSpec",
+    "GanTraining",
+    "Moments",
+    "build_gan",
+    "generator_weights",
+    "load_gan",
+    "load_generator",
+    "make_images",
+    "train_gan",
+]
