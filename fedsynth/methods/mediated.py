@@ -48,7 +48,7 @@ def mediated_loop(
     check_groupable(cfg, slots)
     net = start_model(fed.seed, cfg.model, fed.schema)
     trained = {name for name, _ in net.named_parameters()}
-    state = State(model=weights_of(net), memory={}, completed={})
+    state = State(model=weights_of(net), memory={}, completed={}, personal="", no_global="")
     groups = in_order(fed, groups)
     for index in fed.rounds(phase, cfg.train.rounds, state):
         training = cfg.train.local(index)

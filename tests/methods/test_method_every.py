@@ -24,6 +24,9 @@ UPDATE = {"train": {"model", "examples", "loss", "steps", "extra"}}
 LEAVES: dict[str, dict[str, set[str]]] = {
     "fedmix": UPDATE | {"average_images": {"images", "labels"}, "keep_averages": set()},
     "local": {"train_alone": {"loss"}},
+    "astraea": {"count_classes": {"counts"}, "balance_classes": set(), "train_in_turn": {"model", "examples"}},
+    "data_sharing": UPDATE | {"count_classes": {"counts"}, "contribute": {"images", "labels"}, "keep_shared": set()},
+    "static_augmentation": UPDATE | {"augment_minorities": set()},
 }
 """What leaves the clients, by task; FedAvg's update where nothing is said."""
 
@@ -31,9 +34,11 @@ EXTRA: dict[str, set[str]] = {"scaffold": {"control_change"}, "qffl": {"loss_bef
 """What the local objective adds to the update."""
 
 BASELINES = [
-    *("centralised", "fedavg", "fedbn", "feddyn", "fedmix", "fednova", "fedopt", "fedprox", "finetune", "krum"),
-    *("local", "logit_adjustment", "median", "moon", "qffl", "scaffold", "trimmed_mean"),
+    *("astraea", "centralised", "data_sharing", "fedavg", "fedbn", "feddyn", "fedmix", "fednova", "fedopt", "fedprox"),
+    *("finetune", "krum", "local", "logit_adjustment", "median", "moon", "qffl", "scaffold", "static_augmentation"),
+    "trimmed_mean",
 ]
+SENDS_IMAGES = ["fedmix", "data_sharing"]
 ZERO_SHOT = ["fed_zda", "fed_zdac", "fed_zdas"]  # need BatchNorm
 SYNTHETIC = ["agg_enhance", *ZERO_SHOT]
 QUICK: dict[str, dict[str, Any]] = {
@@ -118,7 +123,7 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
     assert all(row["what"] for row in record)
 
 
-@pytest.mark.parametrize("method", [*(name for name in BASELINES if name != "fedmix"), *SYNTHETIC])
+@pytest.mark.parametrize("method", [*(name for name in BASELINES if name not in SENDS_IMAGES), *SYNTHETIC])
 def test_no_image_leaves_a_client(method: str, few: FederatedData, run_method: RunMethod) -> None:
     """No tensor in any reply has the shape of an image (SMALL's models have no 8×8 weights)."""
     finished = run_method(method, few, model=model_for(method), settings=QUICK.get(method), batch_size=8)
