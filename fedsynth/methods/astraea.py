@@ -27,9 +27,9 @@ from pydantic import Field
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
 from fedsynth.methods.class_counts import class_counts
 from fedsynth.methods.grouping import balanced_groups
-from fedsynth.methods.loop import checked_slots, loop_outcome
+from fedsynth.methods.loop import loop_outcome
 from fedsynth.methods.made import KeptImages, keep_made
-from fedsynth.methods.mediated import MediatedConfig, mediated_loop
+from fedsynth.methods.mediated import MediatedConfig, grouped_slots, mediated_loop
 from fedsynth.methods.settings import PublishedForm
 from fedsynth.methods.static_augmentation import StaticSettings, require_pictures
 from fedsynth.synthesis.static import Static, fill_classes
@@ -84,7 +84,7 @@ class AstraeaConfig(StaticSettings, PublishedForm, MediatedConfig):
 @method("astraea", config=AstraeaConfig, controls={"without synthesis": {"augment": False}})
 def astraea(fed: Federation, cfg: AstraeaConfig) -> Outcome:
     """Classes are balanced by turned and shifted copies; in groups with an even mix clients train in turn."""
-    checked_slots(fed, cfg, local_data=KeptImages())  # before anything leaves a client
+    grouped_slots(fed, cfg, local_data=KeptImages())  # before anything leaves a client
     if cfg.augment:
         require_pictures(fed.schema)
     counts = fed.once("count classes", lambda: class_counts(fed, cfg.counts_epsilon, cfg.privacy.delta))

@@ -132,13 +132,14 @@ def surely_there(counts: np.ndarray, sigma: float, clients: int) -> np.ndarray:
 
 
 @task
-def fill_shortage(client: Client, generators: Generators, filling: Filling) -> Done:
+def fill_shortage(client: Client, generators: dict[str, Any], how: dict[str, Any]) -> Done:
     """Make, label and keep what the client lacks to an even mix of classes (section 4.2)."""
+    filling = Filling(**how)
     x, y = client.data.train.tensors()
     counts = client.data.train.counts(client.schema.classes)
     lacking = shortage(np.clip(let_out_counts(client), 0, None) if filling.noisy else counts)
     wanted = np.rint(filling.tau * lacking).astype(np.int64)
-    images, labels = generated(client, generators, filling, lacking)
+    images, labels = generated(client, Generators(**generators), filling, lacking)
     rows = torch.from_numpy(drop_surplus(labels.numpy(), wanted))
     images, labels = images[rows], labels[rows]
     rng = client.rng("stand-in")

@@ -37,9 +37,8 @@ from fedsynth.methods.gan_handoff import GanTrainer, alike_groups
 from fedsynth.methods.gan_visits import Filling, Generators, fill_shortage, surely_there
 from fedsynth.methods.gandalf_settings import AveragedConfig, EachAloneConfig, GandalfConfig, OneGroupConfig
 from fedsynth.methods.grouping import balanced_groups
-from fedsynth.methods.loop import checked_slots
 from fedsynth.methods.made import KeptImages
-from fedsynth.methods.mediated import check_groupable, mediated_loop
+from fedsynth.methods.mediated import grouped_slots, mediated_loop
 from fedsynth.synthesis.gan import generator_weights, load_generator, make_images
 
 ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
@@ -92,7 +91,7 @@ class Gandalf:
         self.local_data = GeneratedImages() if cfg.private else KeptImages()
         if cfg.local_data is not None:
             raise ConfigError("GANDALF trains on data of its own making: remove method.local_data.")
-        check_groupable(cfg, checked_slots(fed, cfg, local_data=self.local_data))
+        grouped_slots(fed, cfg, local_data=self.local_data)  # before anything leaves a client
         if cfg.private and cfg.static:
             fed.note("No turned and shifted copies were made: with dp_sgd every record must count once.")
 
@@ -151,7 +150,9 @@ class Gandalf:
         left = list(fed.clients)
         for _ in range(ATTEMPTS):
             orders = {client: self.order(client, gans, mixes, known) for client in left}
-            replies = fed.scatter(fill_shortage, {c: {"generators": o, "filling": filling} for c, o in orders.items()})
+            replies = fed.scatter(
+                fill_shortage, {c: {"generators": dict(o), "how": dict(filling)} for c, o in orders.items()}
+            )
             left = [client for client in left if client not in replies]
             if not left:
                 break

@@ -29,7 +29,7 @@ from fedsynth.methods.loop import (
     weights_of,
 )
 from fedsynth.methods.protection import chosen_protection
-from fedsynth.methods.slots import LeaveIt, Setting
+from fedsynth.methods.slots import Setting
 from fedsynth.methods.training_order import OrderSettings
 
 
@@ -44,8 +44,7 @@ def mediated_loop(
     fed: Federation, cfg: MediatedConfig, groups: Sequence[Sequence[str]], phase: str = "train", **own: Unpack[OwnSlots]
 ) -> State:
     """Let every group hand the model around, average what the groups end with, `cfg.train.rounds` times."""
-    slots = checked_slots(fed, cfg, **own)
-    check_groupable(cfg, slots)
+    slots = grouped_slots(fed, cfg, **own)
     net = start_model(fed.seed, cfg.model, fed.schema)
     trained = {name for name, _ in net.named_parameters()}
     state = State(model=weights_of(net), memory={}, completed={}, personal="", no_global="")
@@ -98,13 +97,8 @@ def in_order(fed: Federation, groups: Sequence[Sequence[str]]) -> list[list[str]
     return sorted(([*group] for group in groups if group), key=lambda group: min(place[client] for client in group))
 
 
-def check_groupable(cfg: LoopConfig, slots: Slots) -> None:
-    """Refuse what has no meaning, or no guarantee, where the model passes from client to client."""
-    if slots.aggregator.needs or slots.objective.needs:
-        raise ConfigError(
-            f'{slots.objective.slot} "{slots.objective.name}" speaks with the server after every client, and here the '
-            "model passes from client to client: choose another objective and aggregator."
-        )
+def grouped_slots(fed: Federation, cfg: LoopConfig, **own: Unpack[OwnSlots]) -> Slots:
+    """The slots of a run, once it is clear that they have a meaning where the model passes from client to client."""
     if cfg.privacy.updates == "clipped":
         raise ConfigError(
             'privacy.updates = "clipped" hides a client among others whose updates are summed up; in a chain nothing '
@@ -112,5 +106,12 @@ def check_groupable(cfg: LoopConfig, slots: Slots) -> None:
         )
     if cfg.train.norm_buffers == "local":
         raise ConfigError('train.norm_buffers = "local" has no meaning where the model passes from client to client.')
-    if slots.after.asks_clients and not isinstance(slots.after, LeaveIt):
+    slots = checked_slots(fed, cfg, **own)
+    if slots.aggregator.needs or slots.objective.needs:
+        raise ConfigError(
+            f'{slots.objective.slot} "{slots.objective.name}" speaks with the server after every client, and here the '
+            "model passes from client to client: choose another objective and aggregator."
+        )
+    if slots.after.asks_clients:
         raise ConfigError(f'after = "{slots.after.name}" cannot ask the clients here: set secure = false.')
+    return slots

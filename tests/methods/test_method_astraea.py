@@ -13,12 +13,11 @@ from federations import SMALL, Clients, Finished, same_bits, some_clients
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from pydantic import ValidationError
 
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import UserError
-from fedsynth.federation.methods import find_method
 from fedsynth.methods.astraea import class_ratios, even_groups, rows_left
+from fedsynth.privacy import PrivacyConfig
 
 RunMethod = Callable[..., Finished]
 
@@ -120,25 +119,31 @@ def test_augmentation_of_balanced_classes_changes_nothing(run_method: RunMethod)
 def test_in_a_group_one_trains_what_the_other_has_left(run_method: RunMethod) -> None:
     """Two clients in one group: the second's received weights are those the first has sent."""
     finished = run_method("astraea", imbalanced(), model=SMALL["mlp"], settings={"mediators": 1}, rounds=1)
-    hops = [ask for ask in finished.asks if ask.task == "train_in_turn"]
+    hops = [ask for ask in finished.asks if ask.task == "train"]
     assert [len(ask.requests) for ask in hops] == [1, 1, 1]
     for before, after in itertools.pairwise(hops):
         (sent,), (received,) = before.replies.values(), after.requests.values()
         assert same_bits(sent["model"], received["fields"]["model"])
     (last,) = hops[-1].replies.values()
     assert same_bits(finished.model, last["model"])
-    assert last["examples"] == 102
+    assert sum(reply["examples"] for hop in hops for reply in hop.replies.values()) == 102
 
 
 def test_groups_are_averaged_by_their_examples(run_method: RunMethod) -> None:
     finished = run_method("astraea", imbalanced(), model=SMALL["mlp"], settings={"mediators": 2}, rounds=1)
-    hops = [ask for ask in finished.asks if ask.task == "train_in_turn"]
+    hops = [ask for ask in finished.asks if ask.task == "train"]
     assert [len(ask.requests) for ask in hops] == [2, 1]
-    (ended,) = hops[1].replies.values()
-    [alone] = [r for r in hops[0].replies.values() if r["examples"] + ended["examples"] == 102]
+    ((last, ended),) = hops[1].replies.items()
+    [(_, alone)] = [item for item in hops[0].replies.items() if not in_one_group(finished, item[0], last)]
     for name, entry in finished.model.items():
-        mean = (alone["examples"] * alone["model"][name] + ended["examples"] * ended["model"][name]) / 102
+        mean = (alone["examples"] * alone["model"][name] + (102 - alone["examples"]) * ended["model"][name]) / 102
         assert torch.allclose(entry, mean, atol=1e-6)
+
+
+def in_one_group(finished: Finished, first: str, last: str) -> bool:
+    """Whether the last client was handed what the first had made."""
+    [hop, final] = [ask for ask in finished.asks if ask.task == "train"]
+    return same_bits(hop.replies[first]["model"], final.requests[last]["fields"]["model"])
 
 
 def test_groups_have_an_even_mix_and_those_who_were_not_heard_are_in_one(run_method: RunMethod) -> None:
@@ -161,13 +166,15 @@ def test_class_counts_leave_exact_or_with_a_guarantee(digits: FederatedData, run
     assert 0.9 < noisy["epsilon"] <= 1.0
 
 
-def test_what_has_no_place_in_groups_is_refused():
-    config = find_method("astraea").config
-    for slot, value in (("aggregator", "median"), ("server", "fedopt"), ("after", "interior_points")):
-        with pytest.raises(ValidationError, match=f"{slot} has no place here"):
-            config(**{slot: value})
-    with pytest.raises(ValidationError, match="trains outside of it"):
-        config(privacy={"updates": "clipped"})
+def test_what_has_no_place_in_groups_is_refused(run_method: RunMethod, digits: FederatedData) -> None:
+    for wrong, sentence in (
+        ({"privacy": PrivacyConfig(updates="clipped")}, "nothing is summed up"),
+        ({"privacy": PrivacyConfig(updates="dp_sgd")}, "it is for own examples"),
+        ({"objective": "control_variates", "aggregator": "scaffold"}, "speaks with the server after every client"),
+        ({"after": {"name": "interior_points", "secure": True}}, "cannot ask the clients"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            run_method("astraea", digits, model=SMALL["mlp"], settings=wrong)
 
 
 def test_what_is_not_an_image_can_only_be_trained_in_turn(run_method: RunMethod) -> None:

@@ -24,7 +24,7 @@ UPDATE = {"train": {"model", "examples", "loss", "steps", "extra"}}
 LEAVES: dict[str, dict[str, set[str]]] = {
     "fedmix": UPDATE | {"average_images": {"images", "labels"}, "keep_averages": set()},
     "local": {"train_alone": {"loss"}},
-    "astraea": {"count_classes": {"counts"}, "balance_classes": set(), "train_in_turn": {"model", "examples"}},
+    "astraea": UPDATE | {"count_classes": {"counts"}, "balance_classes": set()},
     "data_sharing": UPDATE | {"count_classes": {"counts"}, "contribute": {"images", "labels"}, "keep_shared": set()},
     "static_augmentation": UPDATE | {"augment_minorities": set()},
 }
