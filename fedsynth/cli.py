@@ -20,6 +20,7 @@ from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.plugins import load_plugins
 from fedsynth.report.controls import verdict_lines
+from fedsynth.report.page import write_report
 from fedsynth.report.plots import plot_split
 from fedsynth.report.tables import COLUMNS, LEGEND, cells, check_lines, summary_lines
 from fedsynth.runfolder import package_version, write_json
@@ -202,6 +203,24 @@ def compare(
         return
     _show_comparison(done)
     out.print(f"table.md, table.csv, curves.png and the runs are in {done.path}")
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The HTML file (report.html, beside a single run).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file about a run, or about several side by side. It opens from disk and needs no network."""
+    file, page = write_report(folders, output)
+    if as_json:
+        _emit({"path": str(file), "problems": page.problems})
+        return
+    for problem in page.problems:
+        out.print(f"not there: {problem}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"The report is in {file}", highlight=False, soft_wrap=True)
 
 
 @app.command()

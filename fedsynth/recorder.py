@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -16,8 +17,10 @@ from fedsynth.evaluation.fairness import over_clients, per_class
 from fedsynth.evaluation.views import client_tallies, judge_pooled, judges
 from fedsynth.federation import Federation, Outcome, State
 from fedsynth.federation.store import write_atomically
+from fedsynth.federation.timeline import COLUMNS
 from fedsynth.learning.weights import Weights
 from fedsynth.report.plots import plot_samples
+from fedsynth.runfolder import write_json
 
 
 class Progress(Protocol):
@@ -42,6 +45,10 @@ class Recorder:
     def _metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
 
+    @property
+    def _timeline(self) -> Path:
+        return self.folder / "timeline.csv"
+
     # -- the watcher's part -------------------------------------------------------------------------------------
 
     def phase_started(self, name: str, rounds: int, done: int) -> None:
@@ -65,6 +72,7 @@ class Recorder:
         if every and fed.round % every == 0:
             row |= self._judge(fed, state)
         self._write(row)
+        self.follow(fed)
         accuracy = row.get("validation", {}).get("accuracy")
         self.progress.advance("" if accuracy is None else f"validation {accuracy:.1%}")
         whole = None if vars(state).get("personal") else vars(state).get("model")
@@ -78,16 +86,30 @@ class Recorder:
         write_atomically(path.with_suffix(".safetensors"), save({"images": images.contiguous(), "labels": labels}))
         plot_samples(path.with_suffix(".png"), images.numpy(), labels.numpy(), fed.schema, f"{name}, round {fed.round}")
 
+    def follow(self, fed: Federation) -> None:
+        """Write who took part since the last time, and what the method recorded."""
+        with self._timeline.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            if not file.tell():
+                writer.writerow(COLUMNS)
+            writer.writerows(fed.participation.timeline.take())
+        if fed.participation.records:
+            write_json(self.folder / "records.json", fed.participation.records)
+
     def snapshot(self) -> dict[str, Any]:
         """What a resumed run needs: where the metrics end, and the best so far."""
-        size = self._metrics.stat().st_size if self._metrics.exists() else 0
-        return {"metrics_bytes": size, "best": self.best, "unimproved": self.unimproved}
+        ends = {
+            f"{path.stem}_bytes": path.stat().st_size if path.exists() else 0
+            for path in (self._metrics, self._timeline)
+        }
+        return {**ends, "best": self.best, "unimproved": self.unimproved}
 
     def restore(self, values: dict[str, Any]) -> None:
         """Drop what was written after the checkpoint; everything, when there is none yet."""
         self.best, self.unimproved = values.get("best", self.best), values.get("unimproved", 0)
-        with self._metrics.open("a+b") as file:
-            file.truncate(values.get("metrics_bytes", 0))
+        for path in (self._metrics, self._timeline):
+            with path.open("a+b") as file:
+                file.truncate(values.get(f"{path.stem}_bytes", 0))
         self.rows = [json.loads(line) for line in self._metrics.read_text().splitlines()]
 
     # -- its own ------------------------------------------------------------------------------------------------

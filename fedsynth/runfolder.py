@@ -100,6 +100,17 @@ class RunFolder:
                     raise ConfigError(f'"{self.path}" is in use: another process is running it.') from None
             yield
 
+    @contextlib.contextmanager
+    def failure_kept(self) -> Iterator[None]:
+        """Leave a word in failed.json when the run ends with an error; a resume takes it away again."""
+        file = self.path / "failed.json"
+        file.unlink(missing_ok=True)
+        try:
+            yield
+        except Exception as error:
+            write_json(file, {"error": type(error).__name__, "message": str(error)})
+            raise
+
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary; its presence says that the run is complete."""
         write_json(self.path / "summary.json", summary)

@@ -70,7 +70,7 @@ def run_experiment(
     else:
         folder = RunFolder.reopen(resume, experiment, data, accept_code_change)
     try:
-        with folder.locked(), make_progress(experiment.method_name, progress) as shown:
+        with folder.locked(), folder.failure_kept(), make_progress(experiment.method_name, progress) as shown:
             return _run(experiment, data, device, folder, shown)
     except UserError:
         if resume is None and not (folder.path / "checkpoints").exists():
@@ -157,6 +157,7 @@ def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFo
         outcome = method.program(fed, experiment.method_config())
         judged = fed.once("final evaluation", lambda: _judge(fed, outcome, experiment, data, device))
         seconds = fed.once("seconds", lambda: fed.seconds)
+    recorder.follow(fed)
     summary = summarise(experiment, data, fed, judged, seconds, recorder, folder.path)
     if outcome.model is not None and not outcome.no_global:
         save_model(folder.path / "model.safetensors", outcome.model, experiment)

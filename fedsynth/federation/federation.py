@@ -17,6 +17,7 @@ from fedsynth.federation.journal import Journal
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.payload import PayloadError, decode, encode
 from fedsynth.federation.port import POOLED, SERVER, Answers, Blob, Engine, Failure
+from fedsynth.federation.records import checked_record
 from fedsynth.federation.replies import Relayed, Replies, Route
 from fedsynth.federation.state import Policy, QuorumError, State, Watcher
 from fedsynth.federation.tasks import Reply, Task, TaskError
@@ -153,9 +154,12 @@ class Federation:
         self._asks += 1
         for client, body in requests.items():
             self.participation.request(client, task.name, len(body))
+        began = self.seconds, self.engine.clock
         answers = self.engine.ask(task.name, requests, self.policy.deadline)
         self.participation.notes.extend(answers.notes)
         replies = self._accept(task, requests, answers)
+        ended = self.seconds, self.engine.clock
+        self.participation.timeline.add(task.name, self.round, began, ended, replies, replies.failures)
         for failure in replies.failures.values():
             if failure.kind == "over budget":
                 raise BudgetError(failure.message)
@@ -234,6 +238,10 @@ class Federation:
         """Tell the user something about this run; said once, in the summary."""
         if text not in self.participation.notes:
             self.participation.notes.append(text)
+
+    def record(self, name: str, value: Mapping[str, Any]) -> None:
+        """Keep a small matrix, groups or a table for people to see (see `records.py`); the last of a name counts."""
+        self.participation.records[name] = checked_record(name, value, self.round)
 
     def show(self, name: str, images: Tensor, labels: Tensor) -> None:
         """Pictures for people to look at, made at the server of what it has; a run folder keeps them.

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedsynth.federation.port import Failure
+from fedsynth.federation.timeline import Timeline
 from fedsynth.privacy import Guarantee, Ledger
 
 EVALUATION = "score"  # the task that judges models; what it sends is not a cost of the method
@@ -29,6 +30,8 @@ class Participation:
     failed: int = 0
     notes: list[str] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    timeline: Timeline = field(default_factory=Timeline)
+    records: dict[str, Any] = field(default_factory=dict)  # what the method wants people to see, by name
 
     def request(self, client: str, task: str, size: int) -> None:
         """Note a request that was sent."""
@@ -79,6 +82,7 @@ class Participation:
         for name in ("asked", "answered", "bytes_up", "bytes_down"):
             kept[name] = Counter(kept[name])
         kept["ledger"] = Ledger.from_dict(kept["ledger"])
+        kept["timeline"] = Timeline(**kept.get("timeline", {}))
         return cls(**kept)
 
 
@@ -89,4 +93,6 @@ def _empty(value: Any) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, Ledger):
         return value.as_dict()
+    if isinstance(value, Timeline):
+        return asdict(value)
     return dict(value) if isinstance(value, Counter) else value

@@ -82,7 +82,9 @@ def private_states(fed: Federation, folder: Path) -> bytes:
 
 
 def record(fed: Federation) -> dict[str, Any]:
-    return {key: value for key, value in fed.participation.as_dict().items() if key != "client_seconds"}
+    return {
+        key: value for key, value in fed.participation.as_dict().items() if key not in ("client_seconds", "timeline")
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,84 @@
+"""What a method wants people to see besides its metrics: small matrices, groups of clients, tables.
+
+A server program hands them to `fed.record(name, …)`; the last one of a name counts. They are kept in `records.json`
+and shown by the report. They hold what the server knows already: nothing crosses from a client for them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from fedsynth.errors import FedsynthError
+
+LARGEST = 1_000_000  # characters of one record: it goes into every checkpoint
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    about: str = ""  # a sentence that says what it is
+    round: int = 0
+
+
+class Matrix(_Record):
+    """Numbers by row and column, such as the similarity of clients; `marks` are cells that were chosen."""
+
+    kind: Literal["matrix"]
+    rows: list[str]
+    columns: list[str] = []  # the rows again, unless given
+    values: list[list[float | None]]
+    marks: list[tuple[int, int]] = []
+
+    @model_validator(mode="after")
+    def _fits(self) -> Matrix:
+        columns = len(self.columns or self.rows)
+        if len(self.values) != len(self.rows) or any(len(row) != columns for row in self.values):
+            raise ValueError(f"the values must be {len(self.rows)} rows of {columns}")
+        if any(not (0 <= row < len(self.rows) and 0 <= column < columns) for row, column in self.marks):
+            raise ValueError("a mark lies outside of the values")
+        return self
+
+
+class Groups(_Record):
+    """Who belongs together."""
+
+    kind: Literal["groups"]
+    groups: dict[str, list[str]]
+
+
+class Listing(_Record):
+    """Rows of text and numbers under named columns."""
+
+    kind: Literal["table"]
+    columns: list[str]
+    rows: list[list[str | float | int | None]]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Listing:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"every row must have {len(self.columns)} cells")
+        return self
+
+
+Record = Annotated[Matrix | Groups | Listing, Field(discriminator="kind")]
+_READER: TypeAdapter[Matrix | Groups | Listing] = TypeAdapter(Record)
+
+
+def read_record(value: Any) -> Matrix | Groups | Listing:
+    """A record as it was kept; ValueError (of pydantic) when it is none."""
+    return _READER.validate_python(value)
+
+
+def checked_record(name: str, value: Any, round: int) -> dict[str, Any]:
+    """A record as JSON can keep it; arrays become lists."""
+    try:
+        plain = json.loads(json.dumps(value, default=lambda array: array.tolist()))
+        kept = read_record({**plain, "round": round}).model_dump(mode="json", exclude_defaults=True)
+    except (TypeError, AttributeError, ValidationError) as error:
+        raise FedsynthError(f'fed.record("{name}", …) cannot keep this: {error}') from None
+    if len(json.dumps(kept)) > LARGEST:
+        raise FedsynthError(f'fed.record("{name}", …): more than {LARGEST:,} characters; record a summary of it.')
+    return kept

@@ -1,0 +1,191 @@
+"""Sections of a run's report about data: who has what, what was synthesised, what the method recorded."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedsynth.federation.records import Groups, Matrix, read_record
+from fedsynth.report import svg
+from fedsynth.report.blocks import Block, Figure, Gallery, Table, Words
+from fedsynth.report.outcome import class_names
+from fedsynth.report.reading import RunRecord, pick, read_inside
+
+MOST_CLIENTS = 200  # columns of the split's picture
+MOST_PICTURES = 6  # rounds of one name
+PICTURE_BYTES = 1_500_000  # of all pictures of a page together
+PER_CLASS = 10
+
+
+def split(run: RunRecord) -> list[Block]:
+    """The split as a picture: clients across, classes down."""
+    counts = client_counts(run)
+    names = class_names(run)
+    if not counts:
+        return [Words(["The manifest has no counts per client (it keeps them for up to 2,000 clients)."])]
+    shown = list(counts)[:MOST_CLIENTS]
+    largest = max((value for row in counts.values() for value in row), default=0)
+    grid = [[float(counts[client][k]) or None for client in shown] for k in range(len(names))]
+    skew, sizes = pick(run.manifest, "skew") or {}, [sum(row) for row in counts.values()]
+    missing = sum(value == 0 for row in counts.values() for value in row) / max(1, len(counts))
+    words = (
+        f"Training examples of {len(counts)} clients and {len(names)} classes; stronger is more, empty is none. The "
+        f"largest cell has {largest}. A client has {min(sizes)} to {max(sizes)} examples and lacks {missing:.1f} "
+        "classes on average."
+    )
+    if len(shown) < len(counts):
+        words += f" The first {len(shown)} clients are drawn."
+    drawn = svg.grid("Who has what", words, names, shown, svg.levels(grid, 0, largest), "client")
+    numbers = Table(
+        "Training examples by client and class",
+        ["client", *names, "all"],
+        [[client, *map(str, counts[client]), str(sum(counts[client]))] for client in counts],
+    )
+    said = {
+        "kl_mean": "mean Kullback–Leibler divergence between two clients",
+        "hellinger_mean": "mean Hellinger distance between two clients",
+    }
+    realised = [f"Realised skew: {text} {skew[key]:.3f}." for key, text in said.items() if key in skew]
+    figure = Figure("Who has what", drawn, words, steps=("1", str(largest)), numbers=numbers)
+    return [figure, Words(realised)] if realised else [figure]
+
+
+def client_counts(run: RunRecord) -> dict[str, list[int]]:
+    """Training examples per client and class; empty where the manifest does not say."""
+    per_client = pick(run.manifest, "counts", "per_client") or {}
+    return {str(client): [int(value) for value in parts["train"]] for client, parts in per_client.items()}
+
+
+def samples(run: RunRecord) -> list[Block]:
+    """Synthetic images, round by round."""
+    by_name: dict[str, dict[int, str]] = {}
+    folder = run.path / "samples"
+    for file in sorted(folder.iterdir()) if folder.is_dir() else []:
+        match = re.fullmatch(r"(.+)-round-(\d+)\.(png|safetensors)", file.name)
+        if match:
+            by_name.setdefault(match[1], {})[int(match[2])] = file.stem
+    if not by_name:
+        return [Words(["The method showed no synthetic images (it makes none, or the data are not images)."])]
+    blocks: list[Block] = []
+    left = PICTURE_BYTES
+    for name, rounds in by_name.items():
+        chosen = _spread(sorted(rounds))
+        figures = []
+        for round in chosen:
+            drawn, size = _sample_figure(run, name, round, rounds[round])
+            if drawn is not None and size <= left:
+                figures.append(drawn)
+                left -= size
+        words = f"“{name}”: {len(figures)} of {len(rounds)} rounds are shown; all are in samples/."
+        blocks += [Words([words]), Gallery(figures)] if figures else [Words([words])]
+    return blocks
+
+
+def _spread(rounds: list[int]) -> list[int]:
+    """The first, the last, and some evenly between them."""
+    places = np.linspace(0, len(rounds) - 1, min(len(rounds), MOST_PICTURES)).round().astype(int)
+    return [rounds[place] for place in dict.fromkeys(places.tolist())]
+
+
+def _sample_figure(run: RunRecord, name: str, round: int, stem: str) -> tuple[Figure | None, int]:
+    """A picture of one round, and its size in bytes; None and a problem where it cannot be read."""
+    title = f"{name}, round {round}"
+    names = class_names(run)
+    try:
+        images, labels = _arrays(run.path, f"samples/{stem}.safetensors")
+        classes = names or [str(k) for k in range(int(labels.max(initial=0)) + 1)]
+        png, size, counts = _mosaic(images, labels, len(classes))
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        run.problems.append(f"samples/{stem}.safetensors cannot be shown: {error}.")
+        return None, 0
+    empty = [classes[k] for k, count in enumerate(counts) if not count]
+    words = f"{sum(counts)} synthetic images of {len(classes) - len(empty)} classes, a row per class."
+    words += f" None of: {', '.join(empty)}." if empty else ""
+    text = base64.b64encode(png).decode()
+    return Figure(title, svg.picture(title, words, text, size, classes), words), len(text)
+
+
+def _arrays(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        tensors = load(read_inside(folder, name))
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    images, labels = tensors["images"], tensors["labels"]
+    if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or not len(images):
+        raise ValueError(f"images {images.shape} and labels {labels.shape} do not belong together")
+    return images.astype(np.float64), labels.astype(np.int64)
+
+
+def _mosaic(images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[bytes, tuple[int, int], list[int]]:
+    """A PNG with a row of images per class, its size, and how many of each class it holds."""
+    colours = images.shape[1] == 3
+    shown = images if colours else images.mean(axis=1, keepdims=True)
+    pixels = np.nan_to_num(np.clip(shown, 0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    high, wide = pixels.shape[1] + 1, pixels.shape[2] + 1
+    canvas = np.full((high * classes, wide * PER_CLASS, pixels.shape[3]), 128, np.uint8)
+    counts = []
+    for k in range(classes):
+        chosen = np.flatnonzero(labels == k)[:PER_CLASS]
+        counts.append(len(chosen))
+        for place, row in enumerate(chosen):
+            canvas[k * high : (k + 1) * high - 1, place * wide : (place + 1) * wide - 1] = pixels[row]
+    file = io.BytesIO()
+    Image.fromarray(canvas if colours else canvas[:, :, 0]).save(file, "PNG", optimize=True)
+    return file.getvalue(), (canvas.shape[1], canvas.shape[0]), counts
+
+
+def recorded(run: RunRecord) -> list[Block]:
+    """Matrices, groups and tables that the method recorded."""
+    if not run.records:
+        return [Words(["The method recorded nothing of this kind (similarities, groups, tables)."])]
+    blocks: list[Block] = []
+    for name, value in run.records.items():
+        try:
+            record = read_record(value)
+        except ValueError as error:
+            run.problems.append(f'records.json: "{name}" is damaged and was left out ({str(error).splitlines()[0]}).')
+            continue
+        about = f"{name}. {record.about}" if record.about else f"{name}."
+        about += f" Recorded in round {record.round}." if record.round else " Recorded before the first round."
+        if isinstance(record, Matrix):
+            blocks.append(_matrix(name, about, record))
+        elif isinstance(record, Groups):
+            rows = [[group, str(len(members)), ", ".join(members)] for group, members in record.groups.items()]
+            blocks.append(Table(about, ["group", "clients", "who"], rows, numbers=False))
+        else:
+            cells = [[_cell(cell) for cell in row] for row in record.rows]
+            blocks.append(Table(about, record.columns, cells))
+    return blocks or [Words(["What the method recorded is damaged."])]
+
+
+def _matrix(name: str, about: str, record: Matrix) -> Figure:
+    columns = record.columns or record.rows
+    known = [value for row in record.values for value in row if value is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    words = f"{about} {len(record.rows)} × {len(columns)} values from {low:.3g} to {high:.3g}; stronger is more."
+    if record.marks:
+        pairs = [f"{record.rows[r]} and {columns[c]}" for r, c in record.marks[:20]]
+        words += f" {len(record.marks)} cells are marked: {', '.join(pairs)}{' …' if len(record.marks) > 20 else ''}."
+    cells = svg.levels(record.values, low, high)
+    drawn = svg.grid(name, words, record.rows, columns, cells, "", record.marks)
+    rows = [
+        [row, *("–" if v is None else f"{v:.3g}" for v in values)]
+        for row, values in zip(record.rows, record.values, strict=True)
+    ]
+    small = len(known) <= 2500
+    numbers = Table(name, ["", *columns], rows) if small else None
+    return Figure(name, drawn, words, steps=(f"{low:.3g}", f"{high:.3g}"), numbers=numbers)
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,173 @@
+"""One self-contained HTML page about a run, or about several side by side. It needs no network and runs no script."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedsynth.errors import ConfigError
+from fedsynth.federation.store import write_atomically
+from fedsynth.report import course, holdings, outcome, side_by_side
+from fedsynth.report.blocks import Section, section
+from fedsynth.report.reading import RunRecord, pick, read_inside, read_run
+from fedsynth.runfolder import package_version
+
+STYLES = {"finished": "good", "running": "warn", "failed": "bad", "interrupted": "warn"}
+
+
+@dataclass
+class Page:
+    """What the template fills in."""
+
+    title: str
+    kind: str
+    about: str
+    sections: list[Section]
+    problems: list[str] = field(default_factory=list)
+    stamps: list[dict[str, str]] = field(default_factory=list)
+    home: str = ""
+    refresh: int = 0
+
+    def html(self) -> str:
+        """The page as one string."""
+        page = _environment().get_template("page.html.j2")
+        return page.render(**vars(self), css=_style(), footer=f"Made by fedsynth {package_version()}.")
+
+
+@functools.cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("fedsynth.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@functools.cache
+def _style() -> Markup:
+    return Markup(files("fedsynth.report").joinpath("templates/page.css").read_text(encoding="utf-8"))
+
+
+def run_page(run: RunRecord) -> Page:
+    """The report of one run."""
+    parts = [
+        ("result", "Result", outcome.headline),
+        ("curves", "Accuracy over the rounds", outcome.curves),
+        ("clients", "Clients", outcome.clients),
+        ("classes", "Classes", outcome.classes),
+        ("split", "Who has what", holdings.split),
+        ("samples", "Synthetic samples", holdings.samples),
+        ("quality", "Quality of synthetic data", course.quality),
+        ("recorded", "Similarities and groups", holdings.recorded),
+        ("timeline", "Who took part", course.took_part),
+        ("cost", "Bytes and seconds", course.cost),
+        ("privacy", "What left the clients", course.privacy),
+        ("reproduce", "How to reproduce it", course.reproduce),
+    ]
+    sections = [section(id, title, run.problems, lambda make=make: make(run)) for id, title, make in parts]  # type: ignore[misc]
+    data = pick(run.summary, "data", "name") or pick(run.config, "data", "name") or "unknown data"
+    stamps = [{"text": run.state, "style": STYLES[run.state]}, {"text": "single run", "style": "warn"}]
+    about = (
+        f"{run.method} on {data}, seed {run.seed}, {pick(run.manifest, 'clients') or 'an unknown number of'} clients."
+    )
+    return Page(f"{run.name}", "report of a run", about, sections, run.problems, stamps)
+
+
+def comparison_page(
+    runs: Sequence[RunRecord],
+    title: str,
+    tuned: dict[str, Any] | None = None,
+    problems: Sequence[str] = (),
+    links: dict[str, str] | None = None,
+) -> Page:
+    """The report of several runs."""
+    groups = side_by_side.grouped(runs)
+    found = [*problems, *(f"{run.name}: {problem}" for run in runs for problem in run.problems)]
+    found += [f"{run.name} is {run.state}: it has no result yet." for run in runs if not run.summary]
+    parts = [
+        ("result", "Result", lambda: side_by_side.result(groups)),
+        ("curves", "Accuracy over the rounds", lambda: side_by_side.curves(groups)),
+        ("clients", "Clients", lambda: side_by_side.clients(groups)),
+        ("classes", "Classes", lambda: side_by_side.classes(groups)),
+        ("controls", "Controls", lambda: side_by_side.controls(groups)),
+        ("tuning", "Tuning", lambda: side_by_side.tuning(tuned or {})),
+        ("splits", "Splits", lambda: side_by_side.splits(groups)),
+        ("split", "Who has what", lambda: holdings.split(runs[0])),
+        ("privacy", "What left the clients", lambda: side_by_side.privacy(groups)),
+        ("reproduce", "How to reproduce it", lambda: side_by_side.reproduce(groups, links or {})),
+    ]
+    sections = [section(id, name, found, build) for id, name, build in parts]
+    single = any(len(group.runs) == 1 for group in groups)
+    stamps = [{"text": "single runs", "style": "warn"}] if single else []
+    about = f"{len(groups)} methods or settings, {len(runs)} runs."
+    return Page(title, "comparison", about, sections, found, stamps)
+
+
+def comparison_of(folder: Path, links: dict[str, str] | None = None) -> Page:
+    """The report of a comparison's folder: its runs so far, with their labels, and what was tuned."""
+    problems: list[str] = []
+    runs = []
+    try:
+        planned = json.loads(read_inside(folder, "comparison.json"))["planned"]
+        labels = [(str(plan["label"]), str(plan["experiment"]["name"])) for plan in planned]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f'"{folder}" is not the folder of a comparison ({error}).') from None
+    for label, name in labels:
+        try:
+            run = read_run(_inside(folder, name))
+        except ConfigError:
+            problems.append(f"{name} has not begun.")
+            continue
+        run.label = label
+        runs.append(run)
+    if not runs:
+        raise ConfigError(f'No run of the comparison "{folder}" has begun.')
+    return comparison_page(runs, folder.name, _tuned(folder, problems), problems, links)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A folder of the comparison, never one elsewhere."""
+    path = (folder / name).resolve()
+    if path.parent != folder.resolve():
+        raise ConfigError(f'"{name}" is not in the folder of the comparison.')
+    return path
+
+
+def _tuned(folder: Path, problems: list[str]) -> dict[str, Any]:
+    found = {}
+    for file in sorted((folder / "tuning").glob("*.json")):
+        try:
+            kept = json.loads(read_inside(folder, f"tuning/{file.name}"))
+            found[str(kept["label"])] = kept
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problems.append(f"tuning/{file.name} cannot be read: {error}.")
+    return found
+
+
+def make_page(paths: Sequence[Path]) -> Page:
+    """The page for what the user named: a run, a comparison's folder, or several runs."""
+    if len(paths) == 1:
+        folder = paths[0]
+        return comparison_of(folder) if (folder / "comparison.json").is_file() else run_page(read_run(folder))
+    return comparison_page([read_run(path) for path in paths], "Comparison of runs")
+
+
+def write_report(paths: Sequence[Path], output: Path | None = None) -> tuple[Path, Page]:
+    """Write the report of runs; beside a single run unless told otherwise."""
+    page = make_page(paths)
+    file = output or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
+    try:
+        write_atomically(file, page.html().encode())
+    except OSError as error:
+        raise ConfigError(f'The report cannot be written to "{file}": {error.strerror}.') from None
+    return file, page
