@@ -159,7 +159,7 @@ class Federation:
         self.participation.notes.extend(answers.notes)
         replies = self._accept(task, requests, answers)
         ended = self.seconds, self.engine.clock
-        self.participation.timeline.add(task.name, self.round, began, ended, replies, replies.failures)
+        self.participation.timeline.add(task.name, self.round, began, ended, replies, replies.failures, answers.spans)
         for failure in replies.failures.values():
             if failure.kind == "over budget":
                 raise BudgetError(failure.message)
