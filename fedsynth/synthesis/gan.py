@@ -9,6 +9,7 @@ from fedsynth.synthesis.gan_model import (
     load_generator,
     make_images,
 )
+from fedsynth.synthesis.gan_private import PrivateGanFit, train_gan_private
 from fedsynth.synthesis.gan_training import PUBLISHED, GanFit, GanTraining, Moments, train_gan
 
 __all__ = [
@@ -18,10 +19,12 @@ __all__ = [
     "GanSpec",
     "GanTraining",
     "Moments",
+    "PrivateGanFit",
     "build_gan",
     "generator_weights",
     "load_gan",
     "load_generator",
     "make_images",
     "train_gan",
+    "train_gan_private",
 ]

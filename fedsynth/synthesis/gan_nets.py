@@ -38,16 +38,28 @@ class Generator(nn.Module):
         self.linear = nn.Linear(latent + classes, widths[0] * self.coarse[0] * self.coarse[1])
         pairs = zip(widths, [*widths[1:], shape[0]], strict=True)
         self.doublings = nn.ModuleList(nn.ConvTranspose2d(a, b, 4, stride=2, padding=1) for a, b in pairs)
+        self.gains = nn.ModuleList(nn.Embedding(classes, width) for width in widths) if classes else None
+        for gain in self.gains or []:
+            nn.init.ones_(gain.get_parameter("weight"))
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
+        return torch.sigmoid(self.logits(z, y))
+
+    def logits(self, z: Tensor, y: Tensor | None = None) -> Tensor:
+        """The images before the sigmoid that brings them into [0, 1]."""
         if self.classes:
             assert y is not None, "a conditional generator needs the classes"
             z = torch.cat([z, F.one_hot(y, self.classes).to(z.dtype)], 1)
         x = self.linear(z).unflatten(1, (-1, *self.coarse)).contiguous(memory_format=torch.channels_last)
-        for doubling in self.doublings:
+        for number, doubling in enumerate(self.doublings):
+            # The channels of every pixel are brought to length √channels (steadier than without, and no example learns
+            # of another), then weighed by class.
+            x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-8)
+            if self.gains is not None:
+                x = x * self.gains[number](y)[:, :, None, None]
             x = doubling(torch.relu(x))
         # A side that was rounded up comes out too long.
-        return torch.sigmoid(x[:, :, : self.shape[1], : self.shape[2]])
+        return x[:, :, : self.shape[1], : self.shape[2]]
 
 
 class Body(nn.Module):
@@ -78,12 +90,13 @@ class Body(nn.Module):
             for conv in self.convs:
                 sides.append(x.shape[2:])
                 x = F.leaky_relu(conv(x), LEAK, inplace=True)
-                slopes.append(torch.where(x > 0, 1.0, LEAK).to(x.dtype))
+                slopes.append(torch.full_like(x, LEAK).masked_fill_(x > 0, 1.0))
         gradient = direction.unflatten(1, self.out) * slopes[-1]
         for number in reversed(range(len(self.convs))):
             extra = [side - (2 * coarse - 1) for side, coarse in zip(sides[number], gradient.shape[2:], strict=True)]
-            weight = self.convs[number].get_parameter("weight")
-            gradient = F.conv_transpose2d(gradient, weight, stride=2, padding=1, output_padding=extra)
+            conv = self.convs[number]
+            assert isinstance(conv, nn.Conv2d)
+            gradient = F.conv_transpose2d(gradient, conv.weight, stride=2, padding=1, output_padding=extra)
             gradient = gradient * slopes[number - 1] if number else gradient
         return gradient
 

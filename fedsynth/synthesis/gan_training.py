@@ -8,6 +8,7 @@ critic's steps at once, the penalty's gradient as a chain of transposed convolut
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,12 +72,10 @@ def train_gan(
     `known` says which classes are known to be there (by default those in y): the generator is asked for no other, and
     images of others are left out. A class that nobody has would come out as rubbish.
     """
-    images = Images(gan, x, y, training, known)
+    images = Images(gan, x, y, training.balanced, known)
     if len(images) == 0 or steps == 0:
         return GanFit(0, 0.0, 0.0, moments or {})
-    adam = {part: Adam(getattr(gan, part), rate, training) for part, rate in _rates(training).items()}
-    for part, optimizer in adam.items():
-        optimizer.load(moments or {}, part)
+    adam = optimizers(gan, training, moments)
     take = _Vae(gan, images, training, adam) if gan.spec.kind == "vae" else _Adversaries(gan, images, training, adam)
     done, sums = 0, np.zeros(2)
     while done < steps and np.isfinite(sums).all():
@@ -85,64 +84,71 @@ def train_gan(
     count_examples(done * take.examples)
     gan.zero_grad(set_to_none=True)
     means = [value / done if math.isfinite(value) else math.nan for value in sums]
-    kept = {name: entry for part, optimizer in adam.items() for name, entry in optimizer.saved(part).items()}
-    return GanFit(done, means[0], means[1], kept)
+    return GanFit(done, means[0], means[1], saved(adam))
 
 
-def _rates(training: GanTraining) -> dict[str, float]:
-    return {"generator": training.generator_lr, "critic": training.critic_lr}
+class Draws:
+    """What images are made from: labels with the given odds for each class, and random vectors."""
+
+    def __init__(self, gan: Gan, odds: Tensor) -> None:
+        self.odds = odds.double().cpu()
+        self.conditional, self.latent = gan.spec.conditional, gan.spec.latent
+        self.like = gan.generator.linear.weight.detach()
+
+    def labels(self, count: int, draw: torch.Generator) -> Tensor | None:
+        """Labels, for a conditional generator."""
+        if not self.conditional:
+            return None
+        return torch.multinomial(self.odds, count, replacement=True, generator=draw).to(self.like.device)
+
+    def latents(self, count: int, draw: torch.Generator) -> Tensor:
+        """Random vectors."""
+        return torch.randn((count, self.latent), generator=draw).to(self.like)
 
 
 class Images:
-    """The real images, in order of class, so that a batch of any classes is one gather."""
+    """The real images of known classes, in order of class, so that a batch of any classes is one gather."""
 
-    def __init__(self, gan: Gan, x: Tensor, y: Tensor, training: GanTraining, known: Tensor | None) -> None:
-        if tuple(x.shape[1:]) != gan.shape or len(x) != len(y):
-            raise UserError(
-                f"This GAN is for images of shape {gan.shape}, each with a label; it got images "
-                f"{tuple(x.shape)} and {len(y)} labels."
-            )
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < gan.classes:
-            raise UserError(f"Labels run from {int(y.min())} to {int(y.max())} but must lie in 0..{gan.classes - 1}.")
-        counts = torch.bincount(y.cpu(), minlength=gan.classes)
-        self.known = counts > 0 if known is None else known.bool().cpu()
-        counts = counts * self.known
-        order = torch.argsort(y.cpu(), stable=True)
-        order = order[self.known[y.cpu()[order]]]
-        like = gan.generator.linear.weight
+    def __init__(self, gan: Gan, x: Tensor, y: Tensor, balanced: bool, known: Tensor | None) -> None:
+        check_images(gan, x, y)
+        y = y.cpu()
+        counts = torch.bincount(y, minlength=gan.classes)
+        known = counts > 0 if known is None else known.bool().cpu()
+        order = torch.argsort(y, stable=True)
+        order = order[known[y[order]]].to(x.device)
         # Stored (n, height, width, channels); seen as NCHW that is channels_last.
-        self.x = x.to(like)[order].permute(0, 2, 3, 1).contiguous()
-        self.counts, self.starts = counts, counts.cumsum(0) - counts
-        self.balanced = training.balanced
-        self.conditional = gan.spec.conditional
-        self.latent = gan.spec.latent
+        self.x = x[order].to(gan.generator.linear.weight).permute(0, 2, 3, 1).contiguous()
+        self.counts = counts * known
+        self.ends = self.counts.cumsum(0)
+        self.classes = torch.nonzero(self.counts).flatten()
+        self.balanced, self.conditional = balanced, gan.spec.conditional
+        self.odds = known if balanced else self.counts
 
     def __len__(self) -> int:
         return len(self.x)
 
     def real(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """Images with their labels, drawn with replacement."""
+        """Images, and their labels if they are of use; drawn with replacement."""
         if self.balanced:
-            classes = torch.nonzero(self.counts).flatten()
-            labels = classes[torch.randint(len(classes), (count,), generator=draw)]
-            within = torch.rand(count, generator=draw, dtype=torch.float64) * self.counts[labels]
-            rows = self.starts[labels] + within.long()
+            labels = self.classes[torch.randint(len(self.classes), (count,), generator=draw)]
+            back = torch.rand(count, generator=draw, dtype=torch.float64) * self.counts[labels]
+            rows = self.ends[labels] - 1 - back.long()
         else:
             rows = torch.randint(len(self.x), (count,), generator=draw)
-            labels = torch.searchsorted(self.starts + self.counts, rows, right=True)
+            labels = torch.searchsorted(self.ends, rows, right=True)
         x = self.x.index_select(0, rows.to(self.x.device)).permute(0, 3, 1, 2)
         return x, labels.to(x.device) if self.conditional else None
 
-    def labels(self, count: int, draw: torch.Generator) -> Tensor | None:
-        """Labels for made images: of known classes equally often, or as often as the real images have them."""
-        if not self.conditional:
-            return None
-        odds = self.known.double() if self.balanced else self.counts.double()
-        return torch.multinomial(odds, count, replacement=True, generator=draw).to(self.x.device)
 
-    def latents(self, count: int, draw: torch.Generator) -> Tensor:
-        """Random vectors to make images from."""
-        return torch.randn((count, self.latent), generator=draw).to(self.x)
+def check_images(gan: Gan, x: Tensor, y: Tensor) -> None:
+    """Refuse images that this GAN cannot learn from."""
+    if tuple(x.shape[1:]) != gan.shape or len(x) != len(y):
+        raise UserError(
+            f"This GAN is for images of shape {gan.shape}, each with a label; "
+            f"it got {tuple(x.shape)} and {len(y)} labels."
+        )
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < gan.classes:
+        raise UserError(f"Labels run from {int(y.min())} to {int(y.max())} but must lie in 0..{gan.classes - 1}.")
 
 
 class Adam:
@@ -191,37 +197,55 @@ class Adam:
             }
 
 
+def optimizers(gan: Gan, training: GanTraining, moments: Moments | None) -> dict[str, Adam]:
+    """Adam for each of the two networks, with the moments it had."""
+    rates = {"generator": training.generator_lr, "critic": training.critic_lr}
+    adam = {part: Adam(gan.get_submodule(part), rate, training) for part, rate in rates.items()}
+    for part, optimizer in adam.items():
+        optimizer.load(moments or {}, part)
+    return adam
+
+
+def saved(adam: Mapping[str, Adam]) -> Moments:
+    """The moments of both networks."""
+    return {name: entry for part, optimizer in adam.items() for name, entry in optimizer.saved(part).items()}
+
+
+def generator_step(gan: Gan, draws: Draws, size: int, adam: Adam, draw: torch.Generator) -> float:
+    """One step of the generator towards better scores; the loss before it."""
+    labels = draws.labels(size, draw)
+    scores = gan.critic(gan.generator(draws.latents(size, draw), labels), labels)
+    return adam.minimise(-scores.mean() if gan.spec.kind == "wgan_gp" else F.softplus(-scores).mean())
+
+
 class _Adversaries:
     """A generator step of wgan_gp or r1, with the critic's steps before it."""
 
-    def __init__(self, gan: Gan, images: Images, training: GanTraining, adam: dict[str, Adam]) -> None:
+    def __init__(self, gan: Gan, images: Images, training: GanTraining, adam: Mapping[str, Adam]) -> None:
         assert isinstance(gan.critic, Critic)
-        self.generator, self.critic = gan.generator, gan.critic
+        self.gan, self.critic = gan, gan.critic
         self.images, self.training, self.adam = images, training, adam
-        self.wasserstein = gan.spec.kind == "wgan_gp"
+        self.draws = Draws(gan, images.odds)
         self.examples = training.critic_steps * training.batch_size
 
     def step(self, draw: torch.Generator) -> tuple[float, float]:
         """The losses of the generator and (mean) of the critic."""
         size, critic_loss = self.training.batch_size, 0.0
         real, labels = self.images.real(self.examples, draw)
-        z = self.images.latents(self.examples, draw)
         with torch.no_grad():  # the generator stays as it is meanwhile: one pass makes the images of all steps
-            made = self.generator(z, labels)
+            made = self.gan.generator(self.draws.latents(self.examples, draw), labels)
         for at in range(0, self.examples, size):
             here = slice(at, at + size)
             loss = self.critic_loss(real[here], made[here], None if labels is None else labels[here], draw)
             critic_loss += self.adam["critic"].minimise(loss)
-        labels = self.images.labels(size, draw)
-        scores = self.critic(self.generator(self.images.latents(size, draw), labels), labels)
-        loss = -scores.mean() if self.wasserstein else F.softplus(-scores).mean()
-        return self.adam["generator"].minimise(loss), critic_loss / self.training.critic_steps
+        generator_loss = generator_step(self.gan, self.draws, size, self.adam["generator"], draw)
+        return generator_loss, critic_loss / self.training.critic_steps
 
     def critic_loss(self, real: Tensor, made: Tensor, labels: Tensor | None, draw: torch.Generator) -> Tensor:
         """What the critic minimises on one batch. A made image has the label of the real one beside it."""
         twice = None if labels is None else labels.repeat(2)
         on_real, on_made = self.critic(torch.cat([real, made]), twice).chunk(2)
-        if self.wasserstein:
+        if self.gan.spec.kind == "wgan_gp":
             mix = torch.rand((len(real), 1, 1, 1), generator=draw).to(real)
             penalty = gradient_penalty(self.critic, real, made, labels, mix)
             return (on_made - on_real + self.training.penalty * penalty).mean()
@@ -246,19 +270,20 @@ def r1_penalty(critic: Critic, real: Tensor, labels: Tensor | None) -> Tensor:
 class _Vae:
     """A step of the decoder and the encoder together."""
 
-    def __init__(self, gan: Gan, images: Images, training: GanTraining, adam: dict[str, Adam]) -> None:
+    def __init__(self, gan: Gan, images: Images, training: GanTraining, adam: Mapping[str, Adam]) -> None:
         assert isinstance(gan.critic, Encoder)
         self.decoder, self.encoder = gan.generator, gan.critic
         self.images, self.training, self.adam = images, training, adam
+        self.draws = Draws(gan, images.odds)
         self.examples = training.batch_size
 
     def step(self, draw: torch.Generator) -> tuple[float, float]:
         """The reconstruction loss and the KL."""
         x, labels = self.images.real(self.examples, draw)
         mean, log_variance = self.encoder(x, labels)
-        z = mean + self.images.latents(self.examples, draw) * (log_variance / 2).exp()
-        drawn = self.decoder(z, labels)
-        reconstruction = F.binary_cross_entropy(drawn, x, reduction="sum") / len(x)
+        z = mean + self.draws.latents(self.examples, draw) * (log_variance / 2).exp()
+        drawn = self.decoder.logits(z, labels)
+        reconstruction = F.binary_cross_entropy_with_logits(drawn, x, reduction="sum") / len(x)
         kl = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()
         (reconstruction + self.training.kl * kl).backward()
         for optimizer in self.adam.values():
