@@ -21,12 +21,14 @@ from fedsynth.methods.protection import NOISE, Protection, bare_noise_guarantee,
 from fedsynth.privacy import Guarantee
 from fedsynth.privacy.guarantee import SampledGaussianEvent
 from fedsynth.synthesis.gan import (
+    Gan,
     GanSpec,
     GanTraining,
     load_gan,
     load_generator,
     make_images,
     train_gan,
+    train_gan_private,
 )
 from fedsynth.synthesis.static import Static, fill_classes
 
@@ -100,7 +102,7 @@ def train_gan_visit(
 
 def private_visit(
     client: Client,
-    net: Any,
+    net: Gan,
     x: Tensor,
     y: Tensor,
     known: Tensor,
@@ -109,8 +111,6 @@ def private_visit(
     protection: Protection,
 ) -> HandOff:
     """The same with a critic that sees clipped gradients and noise; the generator sees the critic alone."""
-    from fedsynth.synthesis.gan import train_gan_private  # type: ignore[attr-defined]
-
     noise = protection.multiplier
     fit = train_gan_private(
         net, x, y, training, steps, protection.clip, noise, client.rng("gan"), client.noise_rng("gan noise"), known
