@@ -2,10 +2,10 @@
 GANDALF compares with it, section 5.3.1): classes are balanced over the federation, then clients train in turn.
 
 (i) Z-score-based augmentation. The server adds up the class counts C of all clients; m and s are their mean and
-standard deviation over the classes (s over C − 1), and z = (C − m) / s. A class with z < −1/T is rare, one with z > T
-common. Each is moved half way, in the geometric sense, to its threshold: from z to −√(|z|/T), or to √(zT). So clients
-grow their part of a rare class to (m − s·√(|z|/T)) / C times its size, by turned and shifted copies, and keep a random
-share (m + s·√(zT)) / C of a common class, once, before training. T is 3 (with ten classes no z can reach it).
+(sample) standard deviation over the classes, and z = (C − m) / s. A class with z < −1/T is rare, one with z > T common.
+Each is moved half way, in the geometric sense, to its threshold: from z to −√(|z|/T), or to √(zT). So clients grow
+their part of a rare class to (m − s·√(|z|/T)) / C times its size, by turned and shifted copies, and keep a random share
+(m + s·√(zT)) / C of a common class, once, before training. T is 3 (with ten classes no z can reach it).
 
 (ii) Rescheduling. Clients are put greedily into groups whose classes together are nearly uniform. In a round the model
 passes through each group from client to client; the server averages the groups' models, weighted by their examples.
