@@ -81,7 +81,12 @@ class AstraeaConfig(StaticSettings, PublishedForm, MediatedConfig):
     )
 
 
-@method("astraea", config=AstraeaConfig, controls={"without synthesis": {"augment": False}})
+@method(
+    "astraea",
+    config=AstraeaConfig,
+    controls={"without synthesis": {"augment": False}},
+    fedavg_when={"augment": False, "mediators": 10**6},
+)
 def astraea(fed: Federation, cfg: AstraeaConfig) -> Outcome:
     """Classes are balanced by turned and shifted copies; in groups with an even mix clients train in turn."""
     grouped_slots(fed, cfg, local_data=KeptImages())  # before anything leaves a client

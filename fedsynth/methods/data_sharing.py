@@ -60,7 +60,7 @@ class DataSharingConfig(LoopConfig):
     part: float = Field(0.2, ge=0, le=1, description="share of the shared set that each client gets; 0 is FedAvg")
 
 
-@method("data_sharing", config=DataSharingConfig)
+@method("data_sharing", config=DataSharingConfig, fedavg_when={"share": 0.0})
 def data_sharing(fed: Federation, cfg: DataSharingConfig) -> Outcome:
     """Clients give real examples to a shared set and train on a part of it beside their own."""
     checked_slots(fed, cfg, local_data=KeptImages())  # before anything leaves a client

@@ -18,7 +18,7 @@ class FedOptConfig(AdaptiveSettings, LoopConfig):
     """FedOpt's settings are those of the slot value."""
 
 
-@method("fedopt", config=FedOptConfig)
+@method("fedopt", config=FedOptConfig, fedavg_when={"optimizer": "sgd", "server_lr": 1.0, "momentum": 0.0})
 def fedopt(fed: Federation, cfg: FedOptConfig) -> Outcome:
     """A server optimiser (Adam, Yogi, Adagrad, momentum) on the averaged change."""
     server = AdaptiveServer(**{name: getattr(cfg, name) for name in AdaptiveSettings.model_fields})

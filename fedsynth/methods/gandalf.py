@@ -59,25 +59,29 @@ CONTROLS: dict[str, dict[str, Any]] = {
 }
 
 
-@method("gandalf", config=GandalfConfig, controls=CONTROLS)
+OFF = {"synthetic": "none", "static": False, "mediators": 10**6}
+"""The settings with which it is FedAvg."""
+
+
+@method("gandalf", config=GandalfConfig, controls=CONTROLS, fedavg_when=OFF)
 def gandalf(fed: Federation, cfg: GandalfConfig) -> Outcome:
     """Groups of alike clients train GANs in turn; clients fill up the classes they lack with them."""
     return Gandalf(fed, cfg).run()
 
 
-@method("private_fl_gan", config=OneGroupConfig, controls=CONTROLS)
+@method("private_fl_gan", config=OneGroupConfig, controls=CONTROLS, fedavg_when=OFF)
 def private_fl_gan(fed: Federation, cfg: OneGroupConfig) -> Outcome:
     """One GAN passes through all clients; else GANDALF."""
     return Gandalf(fed, cfg).run()
 
 
-@method("sda_fl", config=EachAloneConfig, controls=CONTROLS)
+@method("sda_fl", config=EachAloneConfig, controls=CONTROLS, fedavg_when=OFF)
 def sda_fl(fed: Federation, cfg: EachAloneConfig) -> Outcome:
     """Every client trains a GAN of its own; else GANDALF."""
     return Gandalf(fed, cfg).run()
 
 
-@method("feddpgan", config=AveragedConfig, controls=CONTROLS)
+@method("feddpgan", config=AveragedConfig, controls=CONTROLS, fedavg_when=OFF)
 def feddpgan(fed: Federation, cfg: AveragedConfig) -> Outcome:
     """One GAN is averaged over all clients; else GANDALF."""
     return Gandalf(fed, cfg).run()

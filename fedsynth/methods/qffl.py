@@ -69,7 +69,7 @@ class QfflConfig(LoopConfig):
     q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
 
 
-@method("qffl", config=QfflConfig)
+@method("qffl", config=QfflConfig, fedavg_when={"q": 0.0})
 def qffl(fed: Federation, cfg: QfflConfig) -> Outcome:
     """Fair averaging: clients with a larger loss weigh more."""
     state = federated_loop(fed, cfg, objective=ReportLoss(), aggregator=FairMean(q=cfg.q))

@@ -71,7 +71,7 @@ class StaticConfig(StaticSettings, PublishedForm, LoopConfig):
     copies: int = Field(1, ge=0, le=MOST, description="copies of each image of a minority class; 0 is FedAvg")
 
 
-@method("static_augmentation", config=StaticConfig)
+@method("static_augmentation", config=StaticConfig, fedavg_when={"copies": 0})
 def static_augmentation(fed: Federation, cfg: StaticConfig) -> Outcome:
     """Clients double the classes they have few of by turned and shifted copies, then FedAvg."""
     checked_slots(fed, cfg, local_data=KeptImages())
