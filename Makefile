@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test lint types unit clean
+.PHONY: install browser demo test lint types unit clean
 
 install: $(STAMP)
 
@@ -17,6 +17,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) $$(grep -E '^(torch|setuptools)==' constraints.txt)
 	$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $(STAMP)
+
+# For the tests that open reports; they are skipped, with a word, where there is none.
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; { \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			chromium fonts-dejavu-core >/dev/null; } || \
+		echo "No Chromium could be installed here: install one by hand, or the tests in a browser are skipped."
 
 demo: install
 	$(BIN)/fedsynth compare examples/demo.toml --methods fedavg,feddyn,local --no-references

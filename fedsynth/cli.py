@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedsynth.cli_results import dashboard, report
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
 from fedsynth.config import load_experiment, override, read_experiment
 from fedsynth.conformance import verify_method
@@ -21,9 +22,8 @@ from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.plugins import load_plugins
 from fedsynth.report.controls import verdict_lines
-from fedsynth.report.page import write_report
 from fedsynth.report.plots import plot_split
-from fedsynth.report.tables import COLUMNS, LEGEND, cells, check_lines, summary_lines
+from fedsynth.report.tables import COLUMNS, LEGEND, cells, check_lines, difference_lines, summary_lines
 from fedsynth.runfolder import package_version, write_json
 from fedsynth.runner import load_data, resume_run, run_experiment
 
@@ -42,6 +42,7 @@ Words = Annotated[
 ]
 INTERRUPTED = 130  # the exit code that typer makes of Ctrl-C
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core unless engine.workers is set.")]
 Silent = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
@@ -82,7 +83,7 @@ def _show_comparison(done: Comparison) -> None:
     for row in done.rows:
         table.add_row(*cells(row))
     out.print(table)
-    for line in verdict_lines(done.controls):
+    for line in (*difference_lines(done.rows), *verdict_lines(done.controls)):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -154,11 +155,12 @@ def resume(
     accept_code_change: Annotated[
         bool, typer.Option("--accept-code-change", help="Go on although fedsynth's code is not the same.")
     ] = False,
+    jobs: Jobs = None,
 ) -> None:
     """Go on with a run or a comparison that was interrupted; the result is the one an uninterrupted run gives."""
     progress = False if quiet else None
     if (folder / "comparison.json").is_file():
-        done = finish_comparison(folder, progress)
+        done = finish_comparison(folder, progress, jobs=jobs)
         if as_json:
             _emit({"rows": done.rows, "controls": done.controls, "path": str(done.path)})
         else:
@@ -179,6 +181,10 @@ def compare(
     controls: Annotated[
         bool, typer.Option(help="Also run the methods' controls (without synthesis, noise, …) and logit_adjustment.")
     ] = False,
+    tune: Annotated[
+        int, typer.Option(min=0, help="Trials for every method to find its settings by validation; 0: as given.")
+    ] = 0,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     quiet: Silent = False,
 ) -> None:
@@ -198,30 +204,12 @@ def compare(
         find_method(name)
     shown = Console(stderr=True)
     say = shown.print if shown.is_terminal and not quiet else (lambda text: None)
-    done = compare_methods(tables, names, seeds, references, False if quiet else None, say, controls)
+    done = compare_methods(tables, names, seeds, references, False if quiet else None, say, controls, tune, jobs)
     if as_json:
         _emit({"rows": done.rows, "controls": done.controls, "runs": done.summaries, "path": str(done.path)})
         return
     _show_comparison(done)
-    out.print(f"table.md, table.csv, curves.png and the runs are in {done.path}")
-
-
-@app.command()
-def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The HTML file (report.html, beside a single run).")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write one HTML file about a run, or about several side by side. It opens from disk and needs no network."""
-    file, page = write_report(folders, output)
-    if as_json:
-        _emit({"path": str(file), "problems": page.problems})
-        return
-    for problem in page.problems:
-        out.print(f"not there: {problem}", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"The report is in {file}", highlight=False, soft_wrap=True)
+    out.print(f"table.md, table.csv, table.tex, curves.png and the runs are in {done.path}")
 
 
 @app.command()
@@ -310,6 +298,10 @@ def verify(
         out.print(rows)
     if any(finding.passed is False for finding in found):
         raise typer.Exit(1)
+
+
+app.command()(report)
+app.command()(dashboard)
 
 
 def _version(wanted: bool) -> None:

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsynth.config import Experiment, make_experiment
+from fedsynth.config import make_experiment
 from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.report.artifacts import write_csv
 from fedsynth.report.controls import SHARES_NOTHING, control_label, control_verdicts, verdict_lines
 from fedsynth.report.plots import plot_curves
-from fedsynth.report.tables import comparison_rows, markdown
+from fedsynth.report.tables import comparison_rows, latex, markdown
 from fedsynth.runfolder import write_json
-from fedsynth.runner import check_setting, load_data, resume_run, run_experiment
+from fedsynth.runner import check_setting, load_data
+from fedsynth.tuning import check_tuning, with_settings
+from fedsynth.work import Work, summary_of
 
 REFERENCES = ("local", "finetune", "centralised")
 
@@ -47,8 +49,13 @@ def compare_methods(
     progress: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
     controls: bool = False,
+    tune: int = 0,
+    jobs: int | None = None,
 ) -> Comparison:
-    """Run every method with every seed on the same splits, and beside them the references and the methods' controls."""
+    """Run every method with every seed on the same splits, and beside them the references and the methods' controls.
+
+    `tune` trials for each method find its settings first. `jobs` runs go side by side: one per core unless told.
+    """
     given = make_experiment(tables)
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = given.runs / (given.name or f"{stamp}-compare")
@@ -62,35 +69,73 @@ def compare_methods(
     ]
     first, *_ = [make_experiment(run["experiment"]) for run in planned]  # mistakes are found before the first run
     check_setting(first, load_data(first))
+    if tune:
+        check_tuning(first)
     path.mkdir(parents=True)
-    write_json(path / "comparison.json", {"planned": planned})
-    return finish_comparison(path, progress, say)
+    write_json(path / "comparison.json", {"planned": planned, "tune": tune})
+    return finish_comparison(path, progress, say, jobs)
 
 
 def finish_comparison(
-    path: Path, progress: bool | None = None, say: Callable[[str], None] = lambda text: None
+    path: Path,
+    progress: bool | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    jobs: int | None = None,
 ) -> Comparison:
-    """Do what is left of a comparison and write its table."""
+    """Do what is left of a comparison and write its tables."""
     try:
-        kept = json.loads((path / "comparison.json").read_text(encoding="utf-8"))["planned"]
-        planned = [_label_and_table(entry) for entry in kept]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        kept = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
+        planned = [_label_and_table(entry) for entry in kept["planned"]]
+        trials = int(kept.get("tune", 0))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f'"{path}" is not the folder of a comparison ({error}).') from None
-    summaries: list[dict[str, Any]] = []
+    planned = [(label, {**table, "runs": str(path)}) for label, table in planned]  # the folder may have been moved
+    work = Work(progress, say, jobs)
+    if trials:
+        planned = _tuned(path, planned, trials, work)
+    experiments = [(label, make_experiment(table)) for label, table in planned]
+    work.do([(f"{label}, seed {experiment.seed}", experiment) for label, experiment in experiments])
+    summaries = [{**summary_of(experiment), "label": label} for label, experiment in experiments]
+    done = Comparison(comparison_rows(summaries), summaries, control_verdicts(summaries), path)
+    _write_tables(done)
     curves: dict[str, list[dict[str, Any]]] = {}
-    for number, (label, table) in enumerate(planned, 1):
-        experiment = make_experiment({**table, "runs": str(path)})  # the folder may have been moved
-        say(f"[{number}/{len(planned)}] {label}, seed {experiment.seed}")
-        summaries.append({**_done(experiment, progress), "label": label})
+    for label, experiment in experiments:
         rows = (path / str(experiment.name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         curves.setdefault(label, [json.loads(row) for row in rows])
-    done = Comparison(comparison_rows(summaries), summaries, control_verdicts(summaries), path)
-    write_csv(path / "table.csv", done.rows)
-    (path / "table.md").write_text(done.markdown() + "\n", encoding="utf-8")
     title = "Validation accuracy over all clients" + (", first seed" if len(summaries) > len(curves) else "")
     if any("validation" in row for rows in curves.values() for row in rows):
         plot_curves(path / "curves.png", {k: v for k, v in curves.items() if any("validation" in r for r in v)}, title)
     return done
+
+
+def _write_tables(done: Comparison) -> None:
+    write_csv(done.path / "table.csv", done.rows)
+    (done.path / "table.md").write_text(done.markdown() + "\n", encoding="utf-8")
+    (done.path / "table.tex").write_text(latex(done.rows), encoding="utf-8")
+
+
+def _tuned(
+    path: Path, planned: Sequence[tuple[str, dict[str, Any]]], trials: int, work: Work
+) -> list[tuple[str, dict[str, Any]]]:
+    """The planned runs with the settings that a search on the first seed found for their method."""
+    bases: dict[str, dict[str, Any]] = {}
+    for label, table in planned:
+        if label == table["method"]["name"]:
+            bases.setdefault(label, table)
+    folder = path / "tuning"
+    folder.mkdir(exist_ok=True)
+    found = work.tune(folder, bases, trials)
+    result = []
+    for label, table in planned:
+        name = table["method"]["name"]
+        base = bases[name]["method"]
+        chosen = {
+            key: value
+            for key, value in found[name]["chosen"].items()  # what a control changes stays as the control has it
+            if not key.startswith("method.") or table["method"].get(key[7:]) == base.get(key[7:])
+        }
+        result.append((label, with_settings(table, chosen)))
+    return result
 
 
 def _label_and_table(kept: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -151,18 +196,3 @@ def _planned(tables: Mapping[str, Any], variant: _Variant, seed: int, base: str)
     table["seed"], table["name"] = seed, f"{variant.folder}-s{seed}"
     table.setdefault("model", {"name": find_method(base).model})
     return {"label": variant.label, "experiment": table}
-
-
-def _done(experiment: Experiment, progress: bool | None) -> dict[str, Any]:
-    """The summary of a run: read if it is complete, otherwise made by resuming or by starting it."""
-    path = experiment.runs / str(experiment.name)
-    if (path / "summary.json").is_file():
-        summary: dict[str, Any] = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        return summary
-    if (path / "manifest.json").is_file():
-        return resume_run(path, progress).summary
-    if path.exists():  # killed while the folder was being made: nothing in it is worth keeping
-        for leftover in path.iterdir():
-            leftover.unlink()
-        path.rmdir()
-    return run_experiment(experiment, progress=progress).summary

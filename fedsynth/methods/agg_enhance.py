@@ -166,6 +166,8 @@ def score_candidates(client: Client, spec: ModelSpec, images: Tensor) -> Scores:
 class AggEnhanceConfig(InteriorSettings, Scheduled, LoopConfig):
     """AggEnhance's settings."""
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.02, 1.0)}
+
 
 CONTROLS: dict[str, dict[str, Any]] = {
     "without synthesis": {"start_round": NEVER},

@@ -168,6 +168,8 @@ class ZdacConfig(ZeroShotSettings, Scheduled, LoopConfig):
 class ZdasConfig(ServerSettings, Scheduled, LoopConfig):
     """Settings of Fed-ZDAS."""
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.05, 1.0)}
+
 
 class ZdaConfig(ZdasConfig):
     """Settings of both together."""

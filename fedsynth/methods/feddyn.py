@@ -66,6 +66,8 @@ class DynamicServer(Aggregator, name="feddyn"):
 class FedDynConfig(LoopConfig):
     """FedDyn's setting."""
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"alpha": (1e-3, 1.0)}
+
     alpha: float = Field(0.01, gt=0, description="strength of the regulariser (the paper tries .001, .01, .1)")
 
 

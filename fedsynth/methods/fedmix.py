@@ -10,7 +10,7 @@ averages are real images blended, released without protection: the record of rel
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,8 @@ class MixupRule(LocalRule, name="mean_mixup"):
 
 class FedMixConfig(LoopConfig):
     """FedMix's settings; 0.05 is FedDPMS's choice for the comparison."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"ratio": (0.01, 0.5)}
 
     ratio: float = Field(0.05, ge=0, lt=1, description="mixup ratio λ")
     mean_of: int = Field(10, ge=1, description="images in one average (M_k)")

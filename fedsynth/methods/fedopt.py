@@ -9,6 +9,8 @@ experiments weigh by examples); BatchNorm statistics take the average. `optimize
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.slots import AdaptiveServer, AdaptiveSettings
@@ -16,6 +18,8 @@ from fedsynth.methods.slots import AdaptiveServer, AdaptiveSettings
 
 class FedOptConfig(AdaptiveSettings, LoopConfig):
     """FedOpt's settings are those of the slot value."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"server_lr": (1e-3, 0.3)}
 
 
 @method("fedopt", config=FedOptConfig, fedavg_when={"optimizer": "sgd", "server_lr": 1.0, "momentum": 0.0})

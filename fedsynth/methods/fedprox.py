@@ -6,6 +6,8 @@ FedAvg to the last bit.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from fedsynth.federation import Federation, Outcome, method
@@ -26,6 +28,8 @@ class ProximalRule(LocalRule, name="proximal"):
 
 class FedProxConfig(LoopConfig):
     """FedProx's setting; 0.001 is FedDPMS's choice for the comparison."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
 
     mu: float = Field(0.001, ge=0, description="weight of the proximal term")
 

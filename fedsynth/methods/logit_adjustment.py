@@ -11,6 +11,8 @@ With tau = 0 it is FedAvg to the last bit.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from fedsynth.federation import Federation, Outcome, method
@@ -33,6 +35,8 @@ class LogitAdjustmentRule(LocalRule, name="logit_adjusted"):
 
 class LogitAdjustmentConfig(LoopConfig):
     """Logit adjustment's settings."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"tau": (0.1, 2.0)}
 
     tau: float = Field(1.0, ge=0, description="weight of the log class shares; 0 is FedAvg")
     smoothing: float = Field(1e-3, gt=0, description="examples added to each class before shares are taken")

@@ -9,7 +9,7 @@ FedAvg to the last bit.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -50,6 +50,8 @@ def _frozen_copy(net: Classifier, weights: Weights) -> Classifier:
 
 class MoonConfig(LoopConfig):
     """MOON's settings."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"mu": (0.1, 10.0)}
 
     mu: float = Field(1.0, ge=0, description="weight of the contrastive term (the paper tries 1, 5, 10)")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive term")

@@ -66,6 +66,8 @@ class FairMean(Aggregator, name="qffl"):
 class QfflConfig(LoopConfig):
     """q-FFL's setting."""
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"q": (0.01, 5.0)}
+
     q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
 
 

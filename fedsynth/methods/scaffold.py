@@ -103,6 +103,8 @@ class ScaffoldServer(Aggregator, name="scaffold"):
 class ScaffoldConfig(LoopConfig):
     """SCAFFOLD's settings."""
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"server_lr": (0.1, 1.0)}
+
     server_lr: float = Field(1.0, gt=0, description="the server's learning rate η_g")
     option: Literal["auto", "I", "II"] = Field("auto", description="control variate update (eq. 4); auto: II for SGD")
 

@@ -73,6 +73,7 @@ class MethodConfig(BaseModel):
 
     `protects` says whether all that the method sends after training is protected as `privacy.updates` asks. The shared
     loop does it; a method that trains in a task of its own does not unless it says so.
+    `search` names the numbers that `compare --tune` tries for the method, with the ends of their ranges (logarithmic).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -82,6 +83,7 @@ class MethodConfig(BaseModel):
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig, exclude=True)
 
     protects: ClassVar[bool] = False
+    search: ClassVar[dict[str, tuple[float, float]]] = {}
 
     @model_validator(mode="after")
     def _keeps_the_promise_of_privacy(self) -> MethodConfig:

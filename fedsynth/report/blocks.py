@@ -33,7 +33,8 @@ class Table:
     rows: Sequence[Sequence[str]]
     numbers: bool = True
     links: Sequence[str] = ()  # of the first column, where a page has such
-    folded: bool = False  # opens on demand; long ones always
+    folded: bool = False  # opens on demand; long ones always, unless they are not foldable
+    foldable: bool = True
     stacked: bool = False  # on a narrow screen, a row's cells stand below each other
 
     @property
@@ -42,7 +43,7 @@ class Table:
         return self.rows[:MOST_ROWS]
 
     def __post_init__(self) -> None:
-        self.folded = self.folded or len(self.rows) > LONG_TABLE
+        self.folded = self.folded or (self.foldable and len(self.rows) > LONG_TABLE)
 
 
 @dataclass

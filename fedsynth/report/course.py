@@ -20,6 +20,7 @@ from fedsynth.report.svg import Cells
 
 MOST_ROUNDS = 400
 MOST_ROWS = 200  # clients of the timeline's picture
+MOST_MISSING = 10  # sentences about clients that missed rounds
 HELD = 0.5  # a client with this share of a class is worth naming when it is missing
 KINDS = (("answered", "ok", 1.0), ("answered in part", "part", 0.65), ("did not answer", "bad", 0.35))
 
@@ -43,7 +44,7 @@ def took_part(run: RunRecord) -> list[Block]:
         blocks.append(Words([f"Time is simulated: the clock stood at {seconds(simulated)} at the end."]))
     missing = [line for client in clients if (line := _missing(run, client, cells))]
     if missing:
-        blocks.append(Words(missing[:20], notice=True))
+        blocks.append(Words(_most_telling(missing), notice=True))
     if len(run.timeline) >= KEPT_ROWS:
         blocks.append(Words([f"The timeline keeps the first {KEPT_ROWS:,} requests; later ones are not drawn."]))
     return [drawn, *blocks, *_failures(run)]
@@ -97,6 +98,15 @@ def _missing(run: RunRecord, client: str, cells: dict[tuple[str, int], str]) -> 
         most = [f"{percent(share, 0)} of class {name}" for share, name in sorted(held, reverse=True) if share >= HELD]
         text += f"; it holds {', '.join(most)}" if most else ""
     return text + "."
+
+
+def _most_telling(lines: list[str]) -> list[str]:
+    """At most ten of the sentences about missing clients, those that held much of a class first."""
+    shown = sorted(lines, key=lambda line: "it holds" not in line)[:MOST_MISSING]
+    more = len(lines) - len(shown)
+    return (
+        [*shown, f"{more} more clients missed a round; the table of rounds by client counts them."] if more else shown
+    )
 
 
 def _ranges(numbers: Sequence[int]) -> str:

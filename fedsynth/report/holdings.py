@@ -65,7 +65,7 @@ def samples(run: RunRecord) -> list[Block]:
     """Synthetic images, round by round."""
     by_name: dict[str, dict[int, str]] = {}
     folder = run.path / "samples"
-    for file in sorted(folder.iterdir()) if folder.is_dir() else []:
+    for file in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []:
         match = re.fullmatch(r"(.+)-round-(\d+)\.(png|safetensors)", file.name)
         if match:
             by_name.setdefault(match[1], {})[int(match[2])] = file.stem

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
+from typing import Any
 
 CONFIDENCE = 0.95
 
@@ -52,7 +53,7 @@ def interval(values: Sequence[float | None]) -> Interval | None:
     return Interval(mean(known), quantile * stdev(known) / math.sqrt(len(known)), len(known))
 
 
-def paired_difference(of: Mapping[object, float | None], to: Mapping[object, float | None]) -> Interval | None:
+def paired_difference(of: Mapping[Any, float | None], to: Mapping[Any, float | None]) -> Interval | None:
     """The mean difference over the keys (seed and split) that both have, with its interval."""
     pairs = [(of[key], to[key]) for key in of if key in to]
     return interval([one - other for one, other in pairs if one is not None and other is not None])

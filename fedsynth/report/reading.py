@@ -104,6 +104,17 @@ def read_run(path: Path) -> RunRecord:
     return run
 
 
+def glance(path: Path) -> RunRecord:
+    """What an overview needs of a run: its state, config, metrics and summary; problems are not looked for."""
+    run = RunRecord(path.resolve())
+    reader = _Reader(run.path, [])
+    run.config = reader.table("config.json")
+    run.state = _state(run.path, (run.path / "failed.json").exists())
+    run.summary = reader.table("summary.json")
+    run.metrics = reader.lines("metrics.jsonl")
+    return run
+
+
 def _state(path: Path, failed: bool) -> State:
     if is_locked(path):
         return "running"

@@ -149,18 +149,19 @@ def grid(
     wide = min(29.0, (WIDTH - left - 2) / max(1, len(columns)))
     high = min(max(wide, 13.0), 19.0) if len(rows) <= 40 else max(3.0, min(11.0, 480 / len(rows)))
     gap = 1.0 if min(wide, high) >= 6 else 0.0
+    top = 0.0 if high >= 12 else 5.0  # room for the first label
     parts = []
     for kind in kinds:
-        tall = high * kind.tall
+        tall = high * kind.tall if high >= 8 else high  # in tiny cells only colour can be seen
         shape = f"h{_n(wide - gap)}v{_n(tall - gap)}h-{_n(wide - gap)}z"
-        path = "".join(f"M{_n(left + c * wide)} {_n(r * high + high - tall)}{shape}" for r, c in kind.cells)
+        path = "".join(f"M{_n(left + c * wide)} {_n(top + r * high + high - tall)}{shape}" for r, c in kind.cells)
         parts.append(f'<path class="{kind.style}" d="{path}"/>' if path else "")
     for row, column in marks:
-        x, y = left + (column + 0.5) * wide, (row + 0.5) * high
+        x, y = left + (column + 0.5) * wide, top + (row + 0.5) * high
         parts.append(f'<circle class="ring" cx="{_n(x)}" cy="{_n(y)}" r="{_n(max(1.5, min(wide, high) / 4))}"/>')
     every = max(1, math.ceil(13 / high))
-    parts += [_text(left - 5, (r + 0.5) * high + 4, short(rows[r]), "end") for r in range(0, len(rows), every)]
-    bottom = len(rows) * high
+    parts += [_text(left - 5, top + (r + 0.5) * high + 4, short(rows[r]), "end") for r in range(0, len(rows), every)]
+    bottom = top + len(rows) * high
     longest = max((len(short(name, 8)) for name in columns), default=1)
     every = max(1, math.ceil((longest * 7.2 + 4) / wide))
     parts += [
@@ -212,12 +213,12 @@ def ticks(low: float, high: float, count: int, whole: bool = False) -> list[floa
 
 def short(text: str, longest: int = 12) -> str:
     """A label that fits; the table below the chart has the whole one."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return text if len(text) <= longest else f"{text[: longest - 4]}…{text[-3:]}"
 
 
-def _label_width(labels: Sequence[str], most: int = 96) -> int:
+def _label_width(labels: Sequence[str], most: int = 106) -> int:
     longest = max((len(short(label, 22)) for label in labels), default=0)
-    return min(most, 10 + round(7.2 * longest))
+    return min(most, 10 + round(7.8 * longest))
 
 
 def _text(x: float, y: float, text: str, anchor: str, style: str = "") -> str:

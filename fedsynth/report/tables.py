@@ -8,12 +8,16 @@ from typing import Any
 
 from fedsynth.data.check import Check
 from fedsynth.privacy import ledger_words
+from fedsynth.report.intervals import Interval, paired_difference
 
+DIFFERENCE = "difference"
 COLUMNS = ("method", "global", "class var", "clients", "worst", "client var", "MB", "epochs", "s", "n")
 LEGEND = (
     "global: the global model on the global test set, %; clients: the clients' mean accuracy on their own test parts, %"
     " (* own models); var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
 )
+
+DIFFERENCES = "difference: on the global test, in points, paired by seed and split, ± half of a 95 % interval"
 
 
 def comparison_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -21,7 +25,20 @@ def comparison_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     runs: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
         runs.setdefault(summary.get("label", summary["method"]), []).append(summary)
-    return [_row(label, of_label) for label, of_label in runs.items()]
+    rows = [_row(label, of_label) for label, of_label in runs.items()]
+    first = next(iter(runs.values()), [])
+    for row, of_label in zip(rows[1:], list(runs.values())[1:], strict=True):
+        row |= _difference(of_label, first)
+    return rows
+
+
+def _difference(runs: list[dict[str, Any]], first: list[dict[str, Any]]) -> dict[str, Any]:
+    """How far a row is from the first one on the global test, paired by seed and split, with a 95 % interval."""
+    of, to = ({(r["seed"], r["data"]["split"]): r["test"]["accuracy"] for r in part} for part in (runs, first))
+    found = paired_difference(of, to)
+    if found is None:
+        return {}
+    return {DIFFERENCE: found.mean, f"{DIFFERENCE}_half": found.half, f"{DIFFERENCE}_n": found.n}
 
 
 def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -70,10 +87,63 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def difference_cell(row: dict[str, Any]) -> str:
+    """The difference to the first row in points, ± half of its interval."""
+    found = _interval(row)
+    return "–" if found is None else found.text("+.2f", 100)
+
+
+def _interval(row: dict[str, Any]) -> Interval | None:
+    if row.get(DIFFERENCE) is None:
+        return None
+    return Interval(row[DIFFERENCE], row[f"{DIFFERENCE}_half"], row[f"{DIFFERENCE}_n"])
+
+
+def difference_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the paired differences to the first row say, a sentence each."""
+    lines = []
+    for row in rows[1:]:
+        found = _interval(row)
+        if found is None:
+            continue
+        if found.half is None:
+            means = "single run: no conclusion"
+        elif found.excludes_zero:
+            means = "95 % interval, excludes zero"
+        else:
+            means = "95 % interval, includes zero: no difference shown"
+        lines.append(f"{row['method']} − {rows[0]['method']}: {difference_cell(row)} points (n = {found.n}; {means})")
+    return lines
+
+
+def _whole(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Head and rows of a written table: the columns of the terminal and the difference to the first row."""
+    head = [*COLUMNS, f"difference to {rows[0]['method']}"] if len(rows) > 1 else list(COLUMNS)
+    return [head, *([*cells(row), difference_cell(row)] if len(rows) > 1 else cells(row) for row in rows)]
+
+
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A Markdown table with its legend."""
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *(cells(row) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{LEGEND[0].upper()}{LEGEND[1:]}."
+    head, *body = _whole(rows)
+    text = "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])
+    legend = LEGEND + (f"; {DIFFERENCES}" if len(rows) > 1 else "")
+    return f"{text}\n\n{legend[0].upper()}{legend[1:]}."
+
+
+def latex(rows: Sequence[dict[str, Any]]) -> str:
+    """A LaTeX table (package booktabs) with its legend as a comment."""
+    head, *body = [[_latex(cell) for cell in line] for line in _whole(rows)]
+    lines = [" & ".join(line) + r" \\" for line in body]
+    shape = "l" + "r" * (len(head) - 1)
+    top = [f"% {LEGEND}; {DIFFERENCES}.", rf"\begin{{tabular}}{{{shape}}}", r"\toprule", " & ".join(head) + r" \\"]
+    return "\n".join([*top, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _latex(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"±": r"$\pm$", "−": "$-$", "–": "--", "²": "$^2$"} | {c: f"\\{c}" for c in "&%$#_{}"}
+    return "".join(special.get(character, character) for character in text)
 
 
 def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ def runs(label: str, *accuracies: float | None) -> list[dict[str, Any]]:
             "method": method,
             "label": label,
             "seed": seed,
+            "data": {"split": "same"},
             "test": {"accuracy": accuracy, "class_variance": 1.0},
             "clients": {"n": 0},
             "bytes": {"up": 1, "down": 1},

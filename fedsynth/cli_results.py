@@ -1,0 +1,49 @@
+"""Commands that show results: report and dashboard."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedsynth.dashboard import make_server
+from fedsynth.report.page import write_report
+
+out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")]
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The HTML file (report.html, beside a single run).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file about a run, or about several side by side. It opens from disk and needs no network."""
+    file, page = write_report(folders, output)
+    if as_json:
+        print(json.dumps({"path": str(file), "problems": page.problems}))
+        return
+    for problem in page.problems:
+        out.print(f"not there: {problem}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"The report is in {file}", highlight=False, soft_wrap=True)
+
+
+def dashboard(
+    runs: Annotated[Path, typer.Argument(help="The folder of the run folders.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="The address to listen at; others than your own machine see it too.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8050,
+) -> None:
+    """Show the reports of all runs in a folder in the browser, live while runs go. It reads and never writes."""
+    server = make_server(runs, host, port)
+    out.print(f"The dashboard of {runs} is at {server.address} (Ctrl-C ends it).", highlight=False, soft_wrap=True)
+    if not server.loopback:
+        out.print(f"It listens at {host}: whoever reaches this machine can read the runs.", soft_wrap=True)
+    server.serve()
