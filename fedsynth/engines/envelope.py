@@ -1,13 +1,13 @@
 """How a request or a reply looks as a Flower message: one array of bytes, and a header of JSON beside it.
 
 One array, because every array is an object of its own to Flower: two hundred small ones take seconds, one takes none.
+Nothing heavy is imported here: this runs in the process that a Flower node starts for every message.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -15,15 +15,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedsynth.errors import FedsynthError
 
 BODY, HEADER = "body", "header"
-RUN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 class EnvelopeError(FedsynthError):
     """A message that is not one of ours, or that was damaged on its way."""
 
 
-def fingerprint(body: bytes) -> str:
-    """What tells a body from every other: the id of a request. Equal bytes are the same request, asked again."""
+def digest(body: bytes) -> str:
+    """What tells a body from every other. It is the id of a request: equal bytes are the same request, asked again."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -47,6 +46,6 @@ def opened(content: RecordDict) -> tuple[dict[str, Any], bytes]:
         raise EnvelopeError(f"the message is not one of fedsynth's ({type(error).__name__})") from None
     if not isinstance(header, dict) or not isinstance(body, bytes):
         raise EnvelopeError("the message is not one of fedsynth's (its header is no table, or its body no bytes)")
-    if header.get("id") != fingerprint(body):
+    if header.get("id") != digest(body):
         raise EnvelopeError("the message was damaged: its body is not the one that its header names")
     return header, body

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedsynth.engines.envelope import EnvelopeError, envelope, fingerprint, opened, sealed
+from fedsynth.engines.envelope import EnvelopeError, digest, envelope, opened, sealed
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure, FailureKind
 
@@ -25,7 +25,6 @@ T = TypeVar("T")
 PAUSE = 0.2  # seconds between two looks for replies
 GRACE = 30.0  # seconds by which a message outlives its deadline: expired at once, a late reply would look like a loss
 LONGEST = 7 * 24 * 3600.0  # seconds that a message lives where there is no deadline
-DESCRIBE = "describe_site"  # asks a site about itself, before there is a run to ask tasks in
 
 # Flower's error codes, by number: its names for them are not part of its public interface.
 ERRORS: dict[int, tuple[FailureKind, str]] = {
@@ -61,7 +60,7 @@ class FlowerEngine:
             for reply in self._pull(waiting, end):
                 client = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if client is not None:  # else it was answered already: the first answer counts
-                    self._enter(client, fingerprint(requests[client]), reply, answers)
+                    self._enter(client, digest(requests[client]), reply, answers)
             if waiting and end is not None and time.monotonic() >= end:
                 for client in waiting.values():
                     answers.failures[client] = Failure(client, "timeout", f"no reply within {deadline:g} s")
@@ -87,7 +86,7 @@ class FlowerEngine:
                     answers.failures[client] = Failure(client, "not sent", "it is not connected to the SuperLink")
                     continue
                 if id(body) not in bodies:
-                    bodies[id(body)] = fingerprint(body), sealed(body)
+                    bodies[id(body)] = digest(body), sealed(body)
                 key, record = bodies[id(body)]
                 content = envelope({"run": self.run, "site": client, "id": key}, record)
                 ttl = LONGEST if deadline is None else deadline + GRACE
@@ -121,10 +120,13 @@ class FlowerEngine:
         except EnvelopeError as error:
             answers.failures[client] = Failure(client, "task error", f"an unusable reply: {error}")
             return
-        if header.get("site") != client or header.get("to") != key:
+        failure = header.get("failure")
+        if isinstance(failure, dict) and failure.get("kind") in ("unavailable", "crashed", "task error"):
+            answers.failures[client] = Failure(client, failure["kind"], str(failure.get("message", "no reason given")))
+        elif header.get("to") != key:
             answers.failures[client] = Failure(client, "task error", "an unusable reply: it answers another request")
-            return
-        answers.replies[client] = Blob(body)
+        else:
+            answers.replies[client] = Blob(body)
 
 
 def connected(grid: Grid) -> dict[str, int]:

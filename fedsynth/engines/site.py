@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import math
+import re
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,6 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedsynth.engines.envelope import RUN_KEY, fingerprint
 from fedsynth.engines.policy import SiteBudget, SitePolicy
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.host import DataHolder, TaskHost
@@ -29,6 +31,8 @@ from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.learning.weights import WeightsError
 from fedsynth.privacy import BudgetError, Guarantee
 
+RUN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+DESCRIBE = "describe_site"  # asks a site about itself, before there is a run to ask tasks in
 READ_THE_LOG = "the rest is in the log of that site"
 ABOUT_THE_REQUEST = frozenset({WeightsError.__name__})  # errors whose text is about what was sent, not about the data
 
@@ -76,10 +80,17 @@ class Site:
         self.policy, self.about = policy or SitePolicy(), dict(about or {})
         self.device, self.secret_noise = device, secret_noise
 
-    def describe(self) -> bytes:
-        """What this site tells of itself."""
-        self._log("told about itself: " + ", ".join(self.about))
-        return encode({"ok": True, "about": self.about})
+    def respond(self, header: Mapping[str, Any], body: bytes) -> bytes:
+        """The reply to whatever came through the door; there always is one."""
+        try:
+            task = header.get("task")
+            if task == DESCRIBE:
+                self._log("told about itself: " + ", ".join(self.about))
+                return encode({"ok": True, "about": self.about})
+            return self.answer(task if isinstance(task, str) else "", header, body)
+        except Exception as error:
+            self._log(f"failed outside any task\n{traceback.format_exc().rstrip()}")
+            return _error(type(error).__name__, READ_THE_LOG)
 
     def answer(self, task: str, header: Mapping[str, Any], body: bytes) -> bytes:
         """Carry out a request, or say in one sentence why not. Of an error in a task, only the class leaves."""
@@ -90,7 +101,7 @@ class Site:
             return failed(error)
         folder = self.folder / "runs" / header["run"]
         with _alone(folder):
-            kept = folder / "replies" / f"{request.step:06d}-{fingerprint(body)}.safetensors"
+            kept = folder / "replies" / f"{request.step:06d}-{hashlib.sha256(body).hexdigest()}.safetensors"
             where = f'run {header["run"]}, step {request.step}, "{task}"'
             if kept.is_file():
                 self._log(f"{where}: asked again, sent the same reply")
@@ -157,11 +168,6 @@ class Site:
 def failed(error: Exception) -> bytes:
     """The reply of a site that did not carry out a request; the error's sentence must be fit to leave."""
     return _error(type(error).__name__, str(error))
-
-
-def failed_by_class(error: BaseException) -> bytes:
-    """The same for an error whose text may hold data."""
-    return _error(type(error).__name__, READ_THE_LOG)
 
 
 def _error(name: str, message: str) -> bytes:

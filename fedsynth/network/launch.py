@@ -48,8 +48,8 @@ fab-format-version = 1
 flwr-version-target = "1.41.0"
 
 [tool.flwr.app.components]
-serverapp = "fedsynth.network.app:server"
-clientapp = "fedsynth.network.app:client"
+serverapp = "fedsynth.network.server_app:app"
+clientapp = "fedsynth.network.client_app:app"
 
 [tool.flwr.app.config]
 folder = ""

@@ -14,8 +14,9 @@ from flwr.serverapp import Grid
 from fedsynth.config import Experiment, make_experiment, read_experiment
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.described import DescribedData
-from fedsynth.engines.flower import DESCRIBE, FlowerEngine, connected
+from fedsynth.engines.flower import FlowerEngine, connected
 from fedsynth.engines.local import LocalEngine
+from fedsynth.engines.site import DESCRIBE
 from fedsynth.errors import DataError, FedsynthError, UserError
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.payload import PayloadError, decode, encode

@@ -49,6 +49,16 @@ class Rehearsal(BaseModel):
     partition: dict[str, Any] = Field(default_factory=dict, description="how the data is split, as in an experiment")
 
 
+class FlowerConfig(BaseModel):
+    """The `[flower]` table: whom the site's node dials, whom it trusts, and who it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    superlink: str = Field(description="host:port of the federation's server")
+    certificate: Path = Field(Path("ca.crt"), description="file of the certificate authority of the federation")
+    key: Path = Field(Path("site.key"), description="file of this site's private key")
+
+
 class SiteConfig(BaseModel):
     """A site's file."""
 
@@ -59,6 +69,8 @@ class SiteConfig(BaseModel):
     device: str = Field("cpu", description='where tasks run, such as "cuda"')
     seed: int = Field(0, ge=0, description="decides which examples are for validation and test")
     plugins: tuple[Path, ...] = Field((), description="Python files with tasks, if this site trusts them")
+    socket: Path = Field(Path("site.sock"), description="the door to this site's data, for its Flower node")
+    flower: FlowerConfig | None = None
     schema_: SchemaConfig = Field(alias="schema")
     data: DataConfig
     policy: SitePolicy = Field(default_factory=SitePolicy)
@@ -66,7 +78,7 @@ class SiteConfig(BaseModel):
 
 
 def read_site(file: Path) -> SiteConfig:
-    """A site's file, checked; its folder and its plugins are looked for beside it."""
+    """A site's file, checked; the files and folders it names are looked for beside it."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -84,7 +96,12 @@ def read_site(file: Path) -> SiteConfig:
         config = SiteConfig.model_validate(table)
     except ValidationError as error:
         raise explain(error, str(file), SiteConfig) from None
-    return config.model_copy(update={"folder": (file.parent / config.folder).absolute()})
+    here = file.parent.absolute()
+    found: dict[str, Any] = {"folder": here / config.folder, "socket": here / config.socket}
+    if config.flower is not None:
+        files = {"certificate": here / config.flower.certificate, "key": here / config.flower.key}
+        found["flower"] = config.flower.model_copy(update=files)
+    return config.model_copy(update=found)
 
 
 @dataclass(frozen=True)
@@ -166,12 +183,11 @@ def renumbered(data: Dataset, own: Schema, common: Schema) -> Dataset:
     return Dataset(data.x, numbers[data.y])
 
 
-def open_site(file: Path) -> Site:
-    """The site of a file, ready to answer."""
+def open_site(config: SiteConfig) -> Site:
+    """A site with its data in memory, ready to answer."""
     import fedsynth.evaluation.views
     import fedsynth.methods  # noqa: F401 - these register the tasks
 
-    config = read_site(file)
     load_plugins(list(config.plugins))
     data = load_site_data(config)
     return Site(

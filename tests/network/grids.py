@@ -13,6 +13,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsynth.network.client_app import SiteApp
+from fedsynth.network.site import open_site, read_site
+
 App = Callable[[Message, Context], Message]
 
 
@@ -29,10 +32,10 @@ def over_the_wire(message: Message) -> Message:
 class InProcessGrid(Grid):
     """Sites by name, each with its file, all answered by one client app. `spoil` may change what comes back."""
 
-    def __init__(self, app: App, files: Mapping[str, Path]) -> None:
+    def __init__(self, files: Mapping[str, Path], app: App | None = None) -> None:
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as Flower does before it runs an app
-        self.app, self.files = app, dict(files)
-        self.names = {number: name for number, name in enumerate(files, 1)}
+        self.app, self.files = app or SiteApp(straight_in), dict(files)
+        self.names = dict(enumerate(files, 1))
         self.offline: set[str] = set()
         self.spoil: Callable[[str, Message, Message], list[Message]] = lambda name, request, reply: [reply]
         self.delivered: list[tuple[str, str]] = []  # (site, message type), as sites got them
@@ -80,6 +83,11 @@ class InProcessGrid(Grid):
         """What Flower hands to a client app."""
         config = {"site": str(self.files[name])}
         return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+
+
+def straight_in(path: Path, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    """A door without a socket: the site is opened anew for every message, as if its process had been restarted."""
+    return {}, open_site(read_site(path)).respond(header, body)
 
 
 def error_reply(request: Message, code: int, reason: str = "") -> Message:

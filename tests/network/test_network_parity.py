@@ -14,7 +14,6 @@ from grids import InProcessGrid
 
 from fedsynth.config import make_experiment
 from fedsynth.errors import UserError
-from fedsynth.network.app import client
 from fedsynth.network.serve import serve_run
 from fedsynth.runfolder import RunFolder, write_json
 from fedsynth.runner import RunResult, run_experiment
@@ -60,7 +59,7 @@ def over_a_grid(experiment: dict[str, Any], grid: InProcessGrid, tmp_path: Path)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_bits_as_on_one_machine(method: str, site_files: Files, tmp_path: Path) -> None:
     here = run_experiment(make_experiment({**sections(method, tmp_path, "here"), "engine": {"workers": 1}}))
-    there = over_a_grid(sections(method, tmp_path, "there"), InProcessGrid(client, site_files()), tmp_path)
+    there = over_a_grid(sections(method, tmp_path, "there"), InProcessGrid(site_files()), tmp_path)
     assert here.weights is not None
     assert there.weights is not None
     assert set(here.weights) == set(there.weights)
@@ -72,7 +71,7 @@ def test_the_same_bits_as_on_one_machine(method: str, site_files: Files, tmp_pat
 
 def test_the_folder_is_that_of_a_local_run(site_files: Files, tmp_path: Path) -> None:
     here = run_experiment(make_experiment({**sections("fedavg", tmp_path, "here"), "engine": {"workers": 1}}))
-    there = over_a_grid(sections("fedavg", tmp_path, "there"), InProcessGrid(client, site_files()), tmp_path)
+    there = over_a_grid(sections("fedavg", tmp_path, "there"), InProcessGrid(site_files()), tmp_path)
     left = [{p.name for p in result.path.iterdir()} for result in (here, there)]
     assert left[1] - left[0] == {"network.json", "progress.jsonl"}
     assert left[0] - left[1] == set()
@@ -85,7 +84,7 @@ def test_the_folder_is_that_of_a_local_run(site_files: Files, tmp_path: Path) ->
 
 
 def test_a_broadcast_is_packed_once(site_files: Files, tmp_path: Path) -> None:
-    grid = InProcessGrid(client, site_files())
+    grid = InProcessGrid(site_files())
     over_a_grid(sections("fedavg", tmp_path, "run"), grid, tmp_path)
     first = [m for m in grid.pushed if m.metadata.message_type == "query.train"][:3]
     assert len({id(m.content["body"]) for m in first}) == 1
@@ -93,7 +92,7 @@ def test_a_broadcast_is_packed_once(site_files: Files, tmp_path: Path) -> None:
 
 
 def test_sites_that_are_not_there_are_named(site_files: Files, tmp_path: Path) -> None:
-    grid = InProcessGrid(client, site_files())
+    grid = InProcessGrid(site_files())
     grid.offline = {"1"}
     with pytest.raises(UserError, match='1 of 3 sites did not answer within 0 s: "1": not connected'):
         over_a_grid(sections("fedavg", tmp_path, "run"), grid, tmp_path)
@@ -103,7 +102,7 @@ def test_a_key_registered_under_another_name_is_noticed(site_files: Files, tmp_p
     files = site_files()
     files["0"], files["1"] = files["1"], files["0"]
     with pytest.raises(UserError, match='registered as "0" calls itself "1"'):
-        over_a_grid(sections("fedavg", tmp_path, "run"), InProcessGrid(client, files), tmp_path)
+        over_a_grid(sections("fedavg", tmp_path, "run"), InProcessGrid(files), tmp_path)
 
 
 def test_sites_with_other_classes_are_named(site_files: Files, tmp_path: Path) -> None:
@@ -113,4 +112,4 @@ def test_sites_with_other_classes_are_named(site_files: Files, tmp_path: Path) -
         text.replace('"9"]', '"nine"]').split("[rehearsal]")[0].replace('digits"\n', 'digits"\nclasses = [0, 1]\n')
     )
     with pytest.raises(UserError, match='Site "2" has another classes'):
-        over_a_grid(sections("fedavg", tmp_path, "run"), InProcessGrid(client, files), tmp_path)
+        over_a_grid(sections("fedavg", tmp_path, "run"), InProcessGrid(files), tmp_path)
