@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
@@ -99,8 +100,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process off the folder while a run goes."""
-        with (self.path / ".lock").open("w") as file:
+        """Keep a second process off the folder while a run goes; the lock holds the id of the process that has it."""
+        with (self.path / ".lock").open("a") as file:
             if sys.platform != "win32":
                 import fcntl
 
@@ -108,6 +109,9 @@ class RunFolder:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
                     raise ConfigError(f'"{self.path}" is in use: another process is running it.') from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
             yield
 
     def finish(self, summary: dict[str, Any]) -> None:

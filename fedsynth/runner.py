@@ -33,6 +33,7 @@ from fedsynth.learning.weights import Weights
 from fedsynth.progress import Quiet, make_progress
 from fedsynth.recorder import Recorder, save_model
 from fedsynth.report.artifacts import write_record
+from fedsynth.report.coverage import missed_clients
 from fedsynth.runfolder import RunFolder
 
 
@@ -234,6 +235,7 @@ def summarise(
         "simulated_seconds": fed.engine.clock or None,
         "failures": took_part.failures,
         "failed": took_part.failed,
+        "missed": missed_clients(took_part, data),
         "notes": took_part.notes,
         "privacy": took_part.ledger.rows(experiment.privacy.delta),
         "norm_buffers": experiment.train.norm_buffers,

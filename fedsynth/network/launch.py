@@ -30,7 +30,7 @@ from fedsynth.runfolder import RunFolder, write_json
 from fedsynth.runner import RunResult, choose_device
 
 PAUSE = 0.5  # seconds between two looks at the run folder
-ASK_FLOWER = 15.0  # seconds between two questions to the SuperLink whether the run is still there
+ASK_FLOWER = 60.0  # seconds between two questions to the SuperLink whether the run is still there
 COMMAND = 120.0  # seconds that one of Flower's commands may take
 CONNECTION = "federation"
 

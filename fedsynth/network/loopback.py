@@ -77,13 +77,17 @@ class Loopback:
     def stop(self) -> None:
         """End everything: the nodes first, the SuperLink last."""
         for part in reversed(list(self.parts)):
-            process = self.parts.pop(part)
-            process.terminate()
-            try:
-                process.wait(STOP)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            self.stop_part(part)
+
+    def stop_part(self, part: str) -> None:
+        """Ask one part to end, and make it if it does not."""
+        process = self.parts.pop(part)
+        process.terminate()
+        try:
+            process.wait(STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def log(self, part: str) -> Path:
         """Where a part's output goes."""

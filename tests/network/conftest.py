@@ -20,7 +20,8 @@ def site_file(folder: Path, name: str, client: str, extra: str = "") -> Path:
     file = folder / "site.toml"
     partition = ", ".join(f"{key} = {json.dumps(value)}" for key, value in PARTITION.items())
     file.write_text(
-        f'name = "{name}"\n[schema]\nshape = {DIGITS["shape"]}\nclasses = {json.dumps(DIGITS["classes"])}\n'
+        f'name = "{name}"\n[flower]\nsuperlink = "localhost:1"\n'
+        f"[schema]\nshape = {DIGITS['shape']}\nclasses = {json.dumps(DIGITS['classes'])}\n"
         f'[data]\nname = "digits"\nlimit = {LIMIT}\n'
         f'[rehearsal]\nclient = "{client}"\npartition = {{ {partition} }}\n{extra}'
     )
