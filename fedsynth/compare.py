@@ -50,6 +50,8 @@ def compare_methods(
 ) -> Comparison:
     """Run every method with every seed on the same splits, and beside them the references and the methods' controls."""
     given = make_experiment(tables)
+    if given.engine.name == "flower":
+        raise ConfigError("compare runs on one machine: over a network, start one run per method.")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = given.runs / (given.name or f"{stamp}-compare")
     if path.exists():

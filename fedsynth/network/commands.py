@@ -38,6 +38,23 @@ def init(
     print(f"{folder} is ready: {folder / 'README.md'} says who does what, in which order.")
 
 
+@deploy.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Settings of the run, such as train.rounds=6.")
+    ] = None,
+) -> None:
+    """Show all of it on this machine: a SuperLink, three sites with TLS and registered keys, and FedDPMS on digits."""
+    from fedsynth.config import override
+    from fedsynth.network.demo import run_demo
+    from fedsynth.report.tables import summary_lines
+
+    result = run_demo(folder, override({}, words or []), print, None)
+    for name, text in summary_lines(result.summary):
+        print(f"{name}: {text}")
+
+
 @site.callback()
 def _site() -> None:
     """For the people at a site."""
