@@ -20,6 +20,7 @@ from fedsynth.data.check import check_data
 from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.federation.methods import all_methods, find_method
+from fedsynth.network.commands import deploy, site
 from fedsynth.plugins import load_plugins
 from fedsynth.report.controls import verdict_lines
 from fedsynth.report.plots import plot_split
@@ -34,6 +35,8 @@ app = typer.Typer(
     help="Federated learning on skewed data, repaired with synthetic data.",
     pretty_exceptions_enable=False,
 )
+app.add_typer(deploy, name="deploy")
+app.add_typer(site, name="site")
 out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
 
 Words = Annotated[

@@ -21,7 +21,7 @@ IDLE_CHECK_SECONDS = 2.0
 def serve(pipe: Connection, others: list[Connection], host: TaskHost) -> None:
     """Run jobs `(number, client, request path, reply path)` until told to stop or the parent is gone."""
     parent = os.getppid()
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     for other in others:  # pipe ends copied by the fork would keep a dead sibling's pipe open
         with contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ def serve(pipe: Connection, others: list[Connection], host: TaskHost) -> None:
             pipe.send(number)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask Linux to end this process when its parent dies, even in the middle of a task."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
