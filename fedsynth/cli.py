@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedsynth.cli_checks import stress, verify_method_file
 from fedsynth.cli_results import dashboard, report
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
 from fedsynth.config import load_experiment, override, read_experiment
-from fedsynth.conformance import verify_method
 from fedsynth.data.check import check_data
 from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
@@ -269,40 +269,8 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command("verify-method")
-def verify(
-    file: Annotated[Path, typer.Argument(help="A Python file with a method of your own.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Settings of the method that make it quick.")
-    ] = None,
-    name: Annotated[str | None, typer.Option("--method", help="Which one, where the file has several.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check that a method keeps the promises all methods make. Exit code 1 when it breaks one.
-
-    Small runs on the digits: FedAvg where it says so, the same bits again and on another engine, resumed after a cut
-    anywhere, nothing leaves but what is declared, and dead clients do no harm.
-    """
-    before = {method.name for method in all_methods()}
-    load_plugins([file])
-    mine = sorted({method.name for method in all_methods()} - before)
-    if name is None and len(mine) != 1:
-        raise ConfigError(f"{file} has {len(mine)} methods ({', '.join(mine) or 'none'}): name one with --method.")
-    chosen = name or mine[0]
-    table = override({}, [word.removeprefix("method.") for word in settings or []])
-    found = verify_method(chosen, table)
-    if as_json:
-        _emit({"method": chosen, "findings": [vars(finding) for finding in found]})
-    else:
-        words = {True: "kept", False: "BROKEN", None: "–"}
-        rows = Table("promise", "", "", title=f"{chosen}, in {file}", box=None, title_justify="left")
-        for finding in found:
-            rows.add_row(finding.check, words[finding.passed], finding.why)
-        out.print(rows)
-    if any(finding.passed is False for finding in found):
-        raise typer.Exit(1)
-
-
+app.command("verify-method")(verify_method_file)
+app.command()(stress)
 app.command()(report)
 app.command()(dashboard)
 

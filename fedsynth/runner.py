@@ -128,7 +128,7 @@ def open_engine(
             say.say(why)
         engine = LocalEngine(host, workers, _work_of(data))
     if experiment.faults.active:
-        engine = FaultyEngine(engine, experiment.faults, experiment.seed, _work_of(data))
+        engine = FaultyEngine(engine, experiment.faults, experiment.seed, _work_of(data), data.clients)
     try:
         yield engine
     finally:

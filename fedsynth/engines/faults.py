@@ -7,14 +7,16 @@ have taken follow a schedule, so that fault tolerance is measured in simulated s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedsynth.federation.participation import EVALUATION
-from fedsynth.federation.payload import decode
-from fedsynth.federation.port import SERVER, Answers, Engine, Failure
+from fedsynth.federation.payload import decode, encode
+from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure
 from fedsynth.seeding import generator
 
 
@@ -36,6 +38,12 @@ class FaultConfig(BaseModel):
         default_factory=dict, description="per client, stretches of simulated time in which it is away"
     )
 
+    late: float = Field(0.0, ge=0, le=1, description="share of the clients that always answer too late")
+    byzantine: float = Field(0.0, ge=0, le=1, description="share of the clients that send something else than asked")
+    lie: Literal["noise", "negated"] = Field(
+        "noise", description="what they send: noise as strong as the numbers, or the numbers with the sign turned"
+    )
+
     @property
     def active(self) -> bool:
         """Whether anything is scheduled."""
@@ -45,8 +53,17 @@ class FaultConfig(BaseModel):
 class FaultyEngine:
     """An engine whose clients fail by schedule. The routes of a relay each have a time of their own until all end."""
 
-    def __init__(self, inner: Engine, config: FaultConfig, seed: int, sizes: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        inner: Engine,
+        config: FaultConfig,
+        seed: int,
+        sizes: Callable[[str], int],
+        clients: Sequence[str] = (),
+    ) -> None:
         self.inner, self.config, self.seed, self.sizes = inner, config, seed, sizes
+        self.late = some_of(clients, config.late, seed, "late")
+        self.liars = some_of(clients, config.byzantine, seed, "byzantine")
         self.clock = 0.0
         self._relay: str | None = None
         self._lanes: dict[str, float] = {}  # of the relay under way, how far each route has come
@@ -76,6 +93,9 @@ class FaultyEngine:
         self.clock = max(self._lanes.values())
         reached = {client: request for client, request in requests.items() if client not in failures}
         answers = self.inner.ask(task, reached, deadline) if reached else Answers()
+        for client in self.liars & set(answers.replies):
+            rng = generator(self.seed, "lie", task, client, f"{headers[id(requests[client])]['step']}")
+            answers.replies[client] = Blob(with_lies(answers.replies[client].read(), self.config.lie, rng))
         answers.failures.update(failures)
         answers.spans = spans
         return answers
@@ -101,6 +121,8 @@ class FaultyEngine:
         if broke:
             noticed = self._silence(seconds * rng.random())
             return noticed, Failure(client, "crashed", "broke down in the middle of the task")
+        if client in self.late:
+            return config.deadline or seconds, Failure(client, "timeout", "always answers too late")
         if config.deadline is not None and seconds > config.deadline:
             return config.deadline, Failure(client, "timeout", f"would have taken {seconds:.1f} simulated seconds")
         return seconds, None
@@ -113,6 +135,31 @@ class FaultyEngine:
         if config.heartbeat is not None:
             return min(began + config.heartbeat, limit)
         return max(began, config.delay) if config.deadline is None else limit
+
+
+def some_of(clients: Sequence[str], share: float, seed: int, what: str) -> frozenset[str]:
+    """An exact share of the clients; those of a smaller share are among those of a larger one."""
+    order = generator(seed, "some of the clients", what).permutation(len(clients))
+    return frozenset(clients[row] for row in order[: round(share * len(clients))])
+
+
+def with_lies(reply: bytes, lie: str, rng: np.random.Generator) -> bytes:
+    """A reply whose tensors of numbers are something else; all else in it is as it was."""
+    answer = decode(reply)
+    return encode({**answer, "fields": _turned(answer["fields"], lie, rng)}) if answer["ok"] else reply
+
+
+def _turned(value: Any, lie: str, rng: np.random.Generator) -> Any:
+    if isinstance(value, dict):
+        return {name: _turned(item, lie, rng) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_turned(item, lie, rng) for item in value]
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    if lie == "negated":
+        return -value
+    strength = value.double().square().mean().sqrt().item() if value.numel() else 0.0
+    return torch.from_numpy(strength * rng.standard_normal(tuple(value.shape))).to(value.dtype)
 
 
 def header_of(request: bytes) -> dict[str, Any]:
