@@ -95,9 +95,8 @@ def stress(
             found = [row for row in done.rows if (row["method"], row["trouble"]) == (method, trouble)]
             table.add_row(method, trouble, *(f"{100 * row['accuracy']:.1f}" for row in found))
     out.print(table)
-    out.print(
-        f"accuracy in % by share, {seeds} seed{'s' if seeds > 1 else ' (single run)'}; stress.csv and stress.png are in {done.path}"
-    )
+    runs = f"{seeds} seeds" if seeds > 1 else "single run"
+    out.print(f"accuracy in % by share, {runs}; stress.csv and stress.png are in {done.path}", soft_wrap=True)
 
 
 def _listed(text: str) -> list[str]:

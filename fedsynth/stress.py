@@ -65,9 +65,7 @@ def stress_methods(
     first = next(iter(runs.values()))
     check_setting(first, load_data(first))
     path.mkdir(parents=True, exist_ok=True)
-    distinct = {
-        str(experiment.name): experiment for experiment in runs.values()
-    }  # share 0 is the same for all troubles
+    distinct = {str(experiment.name): experiment for experiment in runs.values()}  # no trouble is the same for all
     Work(False, say, jobs).do(list(distinct.items()))
     rows = []
     for method in methods:

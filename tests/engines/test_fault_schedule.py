@@ -202,3 +202,39 @@ def test_faults_and_a_quorum_stop_the_run(federate):
 def test_an_impossible_schedule_is_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         FaultConfig(**wrong)
+
+
+def test_the_late_are_an_exact_share_and_always_the_same(federate):
+    rows = failures_of(federate(policy=LENIENT, faults=FaultConfig(late=0.5, deadline=9.0)), 4)
+    assert {frozenset(row) for row in rows} == {frozenset(rows[0])}
+    assert len(rows[0]) == 2
+    assert set(rows[0].values()) == {"timeout"}
+    more = failures_of(federate(policy=LENIENT, faults=FaultConfig(late=0.75)), 1)
+    assert set(rows[0]) < set(more[0])
+
+
+class Numbers(Reply):
+    weights: dict[str, torch.Tensor] = leaves("some weights")
+    count: int = leaves("a number")
+
+
+@task
+def fs_numbers(client: Client) -> Numbers:
+    return client.release(Numbers(weights={"w": torch.full((50,), 3.0), "n": torch.tensor(7)}, count=4))
+
+
+@pytest.mark.parametrize("lie", ["noise", "negated"])
+def test_byzantine_clients_send_other_numbers_and_the_honest_do_not(federate, lie):
+    fed = federate(faults=FaultConfig(byzantine=0.25, lie=lie))
+    replies = fed.broadcast(fs_numbers)
+    lies = {client for client, reply in replies.items() if not torch.equal(reply.weights["w"], torch.full((50,), 3.0))}
+    assert len(lies) == 1
+    reply = replies[next(iter(lies))]
+    assert reply.count == 4
+    assert reply.weights["n"] == 7
+    if lie == "negated":
+        assert torch.equal(reply.weights["w"], torch.full((50,), -3.0))
+    else:
+        assert 2 < reply.weights["w"].std() < 4
+    again = federate(faults=FaultConfig(byzantine=0.25, lie=lie)).broadcast(fs_numbers)
+    assert all(torch.equal(again[c].weights["w"], replies[c].weights["w"]) for c in replies)
