@@ -40,6 +40,7 @@ from fedsynth.methods.grouping import balanced_groups
 from fedsynth.methods.made import KeptImages
 from fedsynth.methods.mediated import grouped_slots, mediated_loop
 from fedsynth.synthesis.gan import generator_weights, load_generator, make_images
+from fedsynth.synthesis.gan_watch import COLLAPSED, mean_distance
 
 ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
 PICTURED = 10  # images of each class in the picture of a GAN
@@ -162,7 +163,7 @@ class Gandalf:
                 break
         if left:
             fed.note(f"Could not be reached to make images: {', '.join(left)}.")
-        self.picture(gans, known)
+        self.show(groups, gans, known)
         return {"missed": left}
 
     def order(self, client: str, gans: list[Weights], mixes: list[np.ndarray], known: list[np.ndarray]) -> Generators:
@@ -177,15 +178,30 @@ class Gandalf:
             mixes=[np.clip(mixes[g], 0, None).tolist() for g in chosen],
         )
 
-    def picture(self, gans: list[Weights], known: list[np.ndarray]) -> None:
-        """Show what each GAN makes."""
-        shape, classes = self.fed.schema.shape, self.fed.schema.classes
-        for number, (weights, there) in enumerate(zip(gans, known, strict=True)):
-            generator, rng = load_generator(self.spec, shape, classes, weights), self.fed.rng(f"picture {number}")
+    def show(self, groups: list[list[str]], gans: list[Weights], known: list[np.ndarray]) -> None:
+        """Pictures of what each GAN makes, and a table that tells whether its images differ from one another."""
+        rows: list[list[Any]] = []
+        for number, (weights, group, there) in enumerate(zip(gans, groups, known, strict=True), 1):
+            images, labels = self.samples(weights, there, number)
+            self.fed.show(f"gan-{number}", images, labels)
+            apart = [float(mean_distance(images[labels == c])) for c in labels.unique().tolist()]
+            least, mean = (min(apart), sum(apart) / len(apart)) if apart else (None, None)
+            rows.append([f"GAN {number}", len(group), int(there.sum()), mean, least])
+            if least is not None and mean is not None and least < COLLAPSED * mean:
+                self.fed.note(
+                    f"GAN {number} makes nearly the same image of a class again and again: look at its picture."
+                )
+        if rows:
+            columns = ["", "clients", "classes", "distance of two images of a class", "of the class with the least"]
+            self.fed.record("GANs", {"kind": "table", "columns": columns, "rows": rows})
+            named = {f"GAN {number}": group for number, group in enumerate(groups, 1)}
+            self.fed.record("groups that train a GAN", {"kind": "groups", "groups": named})
+
+    def samples(self, weights: Weights, there: np.ndarray, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A few images of each class that a GAN knows; of a GAN that knows no classes, a few of any."""
+        generator = load_generator(self.spec, self.fed.schema.shape, self.fed.schema.classes, weights)
+        rng = self.fed.rng(f"picture {number}")
+        if self.spec.conditional:
             labels = torch.from_numpy(np.flatnonzero(there)).repeat_interleave(PICTURED)
-            if self.spec.conditional:
-                images = make_images(generator, self.spec, labels, rng)
-            else:
-                labels = torch.zeros(PICTURED, dtype=torch.int64)
-                images = make_images(generator, self.spec, None, rng, count=PICTURED)
-            self.fed.show(f"gan-{number + 1}", images, labels)
+            return make_images(generator, self.spec, labels, rng), labels
+        return make_images(generator, self.spec, None, rng, count=PICTURED), torch.zeros(PICTURED, dtype=torch.int64)

@@ -36,7 +36,9 @@ def diversity(images: Tensor, labels: Tensor, real: Tensor, real_labels: Tensor,
     """The mean distance between two images of a class, over that of the real ones: 1 is as diverse as real images,
     0 is one image again and again. nan for a class with fewer than two images on either side. A share per class.
     """
-    return torch.stack([_spread(images[labels == c]) / _spread(real[real_labels == c]) for c in range(classes)])
+    return torch.stack(
+        [mean_distance(images[labels == c]) / mean_distance(real[real_labels == c]) for c in range(classes)]
+    )
 
 
 def collapsed(diversities: Tensor, least: float = COLLAPSED) -> list[int]:
@@ -44,7 +46,8 @@ def collapsed(diversities: Tensor, least: float = COLLAPSED) -> list[int]:
     return torch.nonzero(diversities < least).flatten().tolist()
 
 
-def _spread(images: Tensor) -> Tensor:
+def mean_distance(images: Tensor) -> Tensor:
+    """The mean distance between two of these images; nan for fewer than two."""
     if len(images) < 2:
         return torch.tensor(math.nan)
     return torch.pdist(images[:LOOKED_AT].flatten(1).float()).mean().cpu()

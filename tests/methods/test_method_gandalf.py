@@ -113,6 +113,14 @@ def made(done: Finished) -> dict[str, dict[int, int]]:
     return {c: dict(sorted(Counter(k["labels"].tolist()).items())) for c, k in kept.items() if k is not None}
 
 
+def test_a_run_records_its_groups_and_what_its_gans_know(run_method):
+    done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=EXACT, rounds=1)
+    records = done.fed.participation.records
+    assert sorted(records["groups that train a GAN"]["groups"].values()) == [["a", "c"], ["b", "d"]]
+    assert [row[:3] for row in records["GANs"]["rows"]] == [["GAN 1", 2, 2], ["GAN 2", 2, 2]]
+    assert all(0 < row[4] <= row[3] for row in records["GANs"]["rows"])
+
+
 def test_tau_makes_a_share_of_it(run_method):
     done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=EXACT | {"tau": 0.5}, rounds=1)
     assert made(done)["a"] == {1: 2, 2: 6, 3: 6}
