@@ -10,9 +10,10 @@ from fedsynth.synthesis.gan_model import (
     make_images,
 )
 from fedsynth.synthesis.gan_private import PrivateGanFit, train_gan_private
-from fedsynth.synthesis.gan_training import PUBLISHED, GanFit, GanTraining, Moments, train_gan
+from fedsynth.synthesis.gan_training import DEFAULTS, PUBLISHED, GanFit, GanTraining, Moments, train_gan
 
 __all__ = [
+    "DEFAULTS",
     "PUBLISHED",
     "Gan",
     "GanFit",

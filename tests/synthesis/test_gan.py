@@ -16,6 +16,7 @@ from fedsynth.errors import UserError
 from fedsynth.learning.effort import measured_effort
 from fedsynth.synthesis import gan_training
 from fedsynth.synthesis.gan import (
+    DEFAULTS,
     PUBLISHED,
     Gan,
     GanSpec,
@@ -103,6 +104,16 @@ def test_penalties_and_their_gradients_are_autograds(conditional):
         for a, b in zip(one, other, strict=True):
             zero = torch.zeros((), dtype=torch.float64)
             assert torch.allclose(zero if a is None else a, zero if b is None else b, rtol=1e-8, atol=1e-12)
+
+
+def test_a_single_channel_is_made_by_the_same_transposed_convolution():
+    generator = build_gan(spec(), (1, 13, 8), 3, seed=0).double().generator
+    z, y = torch.randn((4, 5), generator=torch.Generator().manual_seed(0)).double(), torch.tensor([0, 1, 2, 2])
+    x = generator.linear(torch.cat([z, F.one_hot(y, 3)], 1)).view(4, 7, 4, -1).permute(0, 3, 1, 2)
+    assert generator.gains is not None
+    x = x / x.square().mean(1, keepdim=True).sqrt() * generator.gains[0](y)[:, :, None, None]
+    wanted = generator.doublings[0](x.relu())[:, :, :13, :].sigmoid()
+    assert torch.allclose(generator(z, y), wanted, atol=1e-6)
 
 
 def test_a_critics_step_by_hand(monkeypatch):
@@ -270,7 +281,7 @@ def test_digits_come_nearer_to_real_ones(kind, digits: FederatedData):
     x, y = (torch.cat(part) for part in zip(*(digits.client(c).train.tensors() for c in digits.clients), strict=True))
     how = GanSpec(kind=kind, channels=8, latent=16)
     gan = build_gan(how, tuple(x.shape[1:]), 10, seed=0)
-    train_gan(gan, x, y, GanTraining(), 80, rng())
+    train_gan(gan, x, y, DEFAULTS[kind], 150, rng())
     labels = torch.arange(10).repeat_interleave(20)
     made = make_images(gan.generator, how, labels, rng())
     means = torch.stack([made[labels == c].mean(0).flatten() for c in range(10)])
