@@ -86,8 +86,8 @@ def run_key(path: Path) -> str:
 def gathered(engine: FlowerEngine, experiment: Experiment, path: Path, pause: float) -> tuple[DescribedData, bool]:
     """The sites as they describe themselves, and whether all of them only rehearse.
 
-    A new run needs all of them. A resumed one knows them from its manifest: who is missing may come back later, and who
-    is there must still have the same data.
+    A new run needs all of them. A resumed one knows them from its manifest: it waits for them too, but who is missing
+    may come back later; who is there must still have the same data.
     """
     names, manifest = experiment.engine.sites, path / "manifest.json"
     resumed = manifest.is_file()
@@ -128,7 +128,7 @@ def introduced(
                     raise UserError(about)
                 told[name] = dict(about)
         missing = [name for name in names if name not in told]
-        if not missing or (not needed and here) or time.monotonic() > end:
+        if not missing or time.monotonic() > end:
             break
         time.sleep(pause)
     if missing and needed:
