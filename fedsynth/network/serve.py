@@ -34,8 +34,12 @@ def serve(grid: Grid, folder: Path, attempt: str) -> None:
     try:
         serve_run(grid, folder)
     except BaseException as error:  # also when Flower ends this process
-        known = isinstance(error, FedsynthError)
-        text = str(error) if known else f"The server program failed.\n{traceback.format_exc().rstrip()}"
+        if isinstance(error, FedsynthError):
+            text = str(error)
+        elif isinstance(error, Exception):
+            text = f"The server program failed.\n{traceback.format_exc().rstrip()}"
+        else:
+            text = f'The server program was stopped: "fedsynth resume {folder}" goes on.'
         write_json(end_of(folder, attempt), {"ok": False, "mistake": isinstance(error, UserError), "message": text})
         raise
     write_json(end_of(folder, attempt), {"ok": True})
