@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,15 @@ import torch
 
 from fedsynth.engines.site import Site
 from fedsynth.engines.worker import die_with_parent
-from fedsynth.errors import ConfigError
+from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.network.door import receive, send
 from fedsynth.network.site import SiteConfig, open_site
 
 LONGEST_PATH = 100  # the system's limit for the path of a socket is a little more
 LOOK = 1.0  # seconds between two looks after what else runs
+PAUSE = 15.0  # seconds before a Flower node that ended is started again
+TRIES = 10  # how often in a row
+STEADY = 120.0  # seconds after which a node counts as well started
 
 
 def serve_site(config: SiteConfig, going: Callable[[], bool] = lambda: True) -> None:
@@ -34,8 +38,9 @@ def serve_site(config: SiteConfig, going: Callable[[], bool] = lambda: True) -> 
         raise ConfigError(f'The path "{config.socket}" is too long for a socket: set socket = "/run/site.sock".')
     config.socket.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        mask = os.umask(0o117)  # its group may come in: the user that runs the Flower node
         listener.bind(str(config.socket))
-        config.socket.chmod(0o660)  # its group may come in: the user that runs the Flower node
+        os.umask(mask)
         listener.listen()
         listener.settimeout(LOOK)
         try:
@@ -73,8 +78,43 @@ def _reap() -> None:
             pass
 
 
+class Node:
+    """The site's Flower node, started again when it ends by itself: the SuperLink refuses a node that was killed for
+    about a minute, until it has noticed."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self.command, self.env = command, env
+        self.failures, self.again = 0, 0.0
+        self.process = self._started()
+
+    def going(self) -> bool:
+        """Look after the node; False when it does not stay alive."""
+        if self.process.poll() is None:
+            if time.monotonic() - self.began > STEADY:
+                self.failures = 0
+            return True
+        if not self.again:
+            self.failures += 1
+            self.again = time.monotonic() + PAUSE
+        elif time.monotonic() > self.again:
+            self.process, self.again = self._started(), 0.0
+        return self.failures <= TRIES
+
+    def stop(self) -> None:
+        """End it: politely, so that it says good-bye to the SuperLink, then not."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        self.process.kill()
+        self.process.wait()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        self.began = time.monotonic()
+        return subprocess.Popen(self.command, env=self.env, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL)
+
+
 def start_site(config: SiteConfig, superlink: str | None, port: int) -> None:
-    """Run the site's Flower node and the process with its data, until one of them ends."""
+    """Run the site's Flower node and the process with its data, until they are stopped."""
     if config.flower is None:
         raise ConfigError("The site's file has no [flower] table: it must say which superlink, certificate and key.")
     for name, path in (("certificate", config.flower.certificate), ("key", config.flower.key)):
@@ -92,14 +132,10 @@ def start_site(config: SiteConfig, superlink: str | None, port: int) -> None:
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--node-config", f"site={json.dumps(str(config.socket))}"),
     ]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the node says good-bye to the SuperLink on the way out
-    node = subprocess.Popen(command, env=env, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    node = Node(command, env)
     try:
-        serve_site(config, lambda: node.poll() is None)
+        serve_site(config, node.going)
     finally:
-        node.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            node.wait(10)
-        node.kill()
-        node.wait()
-    raise ConfigError(f"The Flower node ended (exit code {node.returncode}): its last lines above say why.")
+        node.stop()
+    raise FedsynthError(f"The Flower node ended {TRIES + 1} times in a row: its last lines above say why.")

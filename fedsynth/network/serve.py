@@ -34,8 +34,12 @@ def serve(grid: Grid, folder: Path, attempt: str) -> None:
     try:
         serve_run(grid, folder)
     except BaseException as error:  # also when Flower ends this process
-        known = isinstance(error, FedsynthError)
-        text = str(error) if known else f"The server program failed.\n{traceback.format_exc().rstrip()}"
+        if isinstance(error, FedsynthError):
+            text = str(error)
+        elif isinstance(error, Exception):
+            text = f"The server program failed.\n{traceback.format_exc().rstrip()}"
+        else:
+            text = f'The server program was stopped: "fedsynth resume {folder}" goes on.'
         write_json(end_of(folder, attempt), {"ok": False, "mistake": isinstance(error, UserError), "message": text})
         raise
     write_json(end_of(folder, attempt), {"ok": True})
@@ -86,8 +90,8 @@ def run_key(path: Path) -> str:
 def gathered(engine: FlowerEngine, experiment: Experiment, path: Path, pause: float) -> tuple[DescribedData, bool]:
     """The sites as they describe themselves, and whether all of them only rehearse.
 
-    A new run needs all of them. A resumed one knows them from its manifest: who is missing may come back later, and who
-    is there must still have the same data.
+    A new run needs all of them. A resumed one knows them from its manifest: it waits for them too, but who is missing
+    may come back later; who is there must still have the same data.
     """
     names, manifest = experiment.engine.sites, path / "manifest.json"
     resumed = manifest.is_file()
@@ -128,7 +132,7 @@ def introduced(
                     raise UserError(about)
                 told[name] = dict(about)
         missing = [name for name in names if name not in told]
-        if not missing or (not needed and here) or time.monotonic() > end:
+        if not missing or time.monotonic() > end:
             break
         time.sleep(pause)
     if missing and needed:
