@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsynth.cli_checks import stress, verify_method_file
-from fedsynth.cli_results import dashboard, report
+from fedsynth.cli_results import dashboard, export, quality, report
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
 from fedsynth.config import load_experiment, override, read_experiment
 from fedsynth.data.check import check_data
@@ -270,9 +270,8 @@ def check(
 
 
 app.command("verify-method")(verify_method_file)
-app.command()(stress)
-app.command()(report)
-app.command()(dashboard)
+for command in (stress, report, dashboard, quality, export):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Commands that show results: report and dashboard."""
+"""Commands that show and judge results: report, dashboard, quality, export."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from fedsynth.dashboard import make_server
+from fedsynth.export import Tool, export_run
+from fedsynth.quality import measure_quality
 from fedsynth.report.page import write_report
 
 out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
@@ -47,3 +50,35 @@ def dashboard(
     if not server.loopback:
         out.print(f"It listens at {host}: whoever reaches this machine can read the runs.", soft_wrap=True)
     server.serve()
+
+
+def quality(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    images: Annotated[
+        Path | None, typer.Option(help="A safetensors file with images and labels; otherwise the last in samples/.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how good a run's synthetic images are: useful, recognisable, varied, and not copies.
+
+    The result is kept in the run folder as quality.json, and the report shows it.
+    """
+    found = measure_quality(folder, images)
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("measure", "value", "meaning", box=None)
+    for row in found["measures"]:
+        table.add_row(row["measure"], row["value"], row["meaning"])
+    out.print(table)
+    for text in found["words"]:
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    to: Annotated[Tool, typer.Option(help="mlflow or wandb; each is an extra to install.")],
+    project: Annotated[str, typer.Option(help="The experiment (MLflow) or project (Weights & Biases).")] = "fedsynth",
+) -> None:
+    """Hand a run's settings, metrics and result to MLflow or Weights & Biases (TensorBoard needs no export)."""
+    out.print(export_run(folder, to, project), markup=False, highlight=False, soft_wrap=True)

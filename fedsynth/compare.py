@@ -16,6 +16,7 @@ from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.report.artifacts import write_csv
 from fedsynth.report.controls import SHARES_NOTHING, control_label, control_verdicts, verdict_lines
+from fedsynth.report.page import write_report
 from fedsynth.report.plots import plot_curves
 from fedsynth.report.tables import comparison_rows, latex, markdown
 from fedsynth.runfolder import write_json
@@ -107,6 +108,7 @@ def finish_comparison(
     title = "Validation accuracy over all clients" + (", first seed" if len(summaries) > len(curves) else "")
     if any("validation" in row for rows in curves.values() for row in rows):
         plot_curves(path / "curves.png", {k: v for k, v in curves.items() if any("validation" in r for r in v)}, title)
+    write_report([path])
     return done
 
 

@@ -34,6 +34,7 @@ from fedsynth.progress import Quiet, make_progress
 from fedsynth.recorder import Recorder, save_model
 from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
+from fedsynth.report.page import write_report
 from fedsynth.runfolder import RunFolder
 
 
@@ -187,6 +188,7 @@ def carry_out(
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
     write_record(folder.path, summary, recorder.rows, judged, fed.participation, data)
     folder.finish(summary)
+    write_report([folder.path])
     schema = data.schema
     return RunResult(
         summary, recorder.rows, outcome.model, folder.path, experiment, schema.shape, schema.classes, whole

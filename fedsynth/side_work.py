@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fedsynth.engines.worker import die_with_parent
 from fedsynth.errors import FedsynthError, UserError
 
 PARENT_CHECK_SECONDS = 0.2
@@ -51,7 +52,8 @@ def side_by_side(pieces: Sequence[tuple[str, Callable[[], Any]]], jobs: int, say
 
 def _carry_out(work: Callable[[], Any], pipe: Connection, parent: int) -> None:
     """In the new process: do the work, and send a failure as text."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    die_with_parent()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()  # where the system has no such call
     torch.set_num_threads(1)  # one piece a core
     try:
         work()

@@ -241,15 +241,21 @@ class Federation:
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Keep a small matrix, groups or a table for people to see (see `records.py`); the last of a name counts."""
-        self.participation.records[name] = checked_record(name, value, self.round)
+        if not self._replaying:
+            self.participation.records[name] = checked_record(name, value, self.round)
 
     def show(self, name: str, images: Tensor, labels: Tensor) -> None:
         """Pictures for people to look at, made at the server of what it has; a run folder keeps them.
 
         What is not an image (channels, height, width) is not shown.
         """
-        if self.watcher and len(self.schema.shape) == 3:
+        if self.watcher and not self._replaying and len(self.schema.shape) == 3:
             self.watcher.show(self, name, images, labels)
+
+    @property
+    def _replaying(self) -> bool:
+        """Whether a resumed program is still in what it did before: people have been shown that already."""
+        return self._current is not None or not self._entered.issuperset(self._finished)
 
     @property
     def seconds(self) -> float:

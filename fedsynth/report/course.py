@@ -42,7 +42,7 @@ def took_part(run: RunRecord) -> list[Block]:
     simulated = max((float(row["simulated_end"]) for row in run.timeline), default=0.0)
     if simulated:
         blocks.append(Words([f"Time is simulated: the clock stood at {seconds(simulated)} at the end."]))
-    missing = [line for client in clients if (line := _missing(run, client, cells))]
+    missing = _missing(run, clients, cells)
     if missing:
         blocks.append(Words(_most_telling(missing), notice=True))
     if len(run.timeline) >= KEPT_ROWS:
@@ -73,31 +73,33 @@ def _drawn(cells: dict[tuple[str, int], str], clients: list[str], rounds: list[i
     if len(rows) < len(clients) or len(columns) < len(rounds):
         words += f" Drawn: the first {len(rows)} clients and the last {len(columns)} rounds."
     drawn = svg.grid("Who took part", words, list(rows), [str(round) for round in columns], kinds, "round")
+    counts = Counter((client, kind) for (client, _), kind in cells.items())
     table = Table(
         "Rounds by client",
         ["client", *(kind for kind, _, _ in KINDS)],
-        [[client, *(str(_count(cells, client, kind)) for kind, _, _ in KINDS)] for client in clients],
+        [[client, *(str(counts[client, kind]) for kind, _, _ in KINDS)] for client in clients],
     )
     return Figure("Who took part", drawn, words, keys=[(style, kind) for kind, style, _ in KINDS], numbers=table)
 
 
-def _count(cells: dict[tuple[str, int], str], client: str, kind: str) -> int:
-    return sum(who == client and found == kind for (who, _), found in cells.items())
-
-
-def _missing(run: RunRecord, client: str, cells: dict[tuple[str, int], str]) -> str:
-    """The rounds without this client, and the classes that it holds most of."""
-    rounds = sorted(round for (who, round), kind in cells.items() if who == client and kind == KINDS[2][0])
-    if not rounds:
-        return ""
-    text = f"The result leaves out client {client} in round{'s' if len(rounds) > 1 else ''} {_ranges(rounds)}"
+def _missing(run: RunRecord, clients: Iterable[str], cells: dict[tuple[str, int], str]) -> list[str]:
+    """A sentence per client that missed rounds: which, and the classes that it holds most of."""
+    rounds: dict[str, list[int]] = {}
+    for (client, round), kind in sorted(cells.items()):
+        if kind == KINDS[2][0]:
+            rounds.setdefault(client, []).append(round)
     counts, names = client_counts(run), class_names(run)
-    if client in counts:
-        totals = [sum(column) for column in zip(*counts.values(), strict=True)]
-        held = [(own / total, name) for own, total, name in zip(counts[client], totals, names, strict=True) if total]
+    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
+    lines = []
+    for client in (client for client in clients if client in rounds):
+        missed = rounds[client]
+        held = [
+            (n / total, name) for n, total, name in zip(counts.get(client, []), totals, names, strict=False) if total
+        ]
         most = [f"{percent(share, 0)} of class {name}" for share, name in sorted(held, reverse=True) if share >= HELD]
-        text += f"; it holds {', '.join(most)}" if most else ""
-    return text + "."
+        text = f"The result leaves out client {client} in round{'s' if len(missed) > 1 else ''} {_ranges(missed)}"
+        lines.append(f"{text}; it holds {', '.join(most)}." if most else f"{text}.")
+    return lines
 
 
 def _most_telling(lines: list[str]) -> list[str]:

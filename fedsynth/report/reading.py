@@ -116,10 +116,10 @@ def glance(path: Path) -> RunRecord:
 
 
 def _state(path: Path, failed: bool) -> State:
-    if is_locked(path):
-        return "running"
     if (path / "summary.json").exists():
         return "finished"
+    if is_locked(path):
+        return "running"
     return "failed" if failed else "interrupted"
 
 

@@ -1,0 +1,166 @@
+"""How good the synthetic images of a run are: useful, recognisable, varied, and not copies."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedsynth.config import make_experiment, read_experiment
+from fedsynth.data.dataset import Dataset
+from fedsynth.errors import ConfigError
+from fedsynth.evaluation.closeness import closer_to_training, coverage, diversity
+from fedsynth.evaluation.quality import (
+    feature_distance,
+    features_of,
+    oracle_agreement,
+    train_oracle,
+    trained_on_these_only,
+)
+from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.training import Tally
+from fedsynth.runfolder import write_json
+from fedsynth.runner import load_data
+from fedsynth.seeding import generator
+
+MOST_REAL = 10_000  # real examples that the measures look at
+ENOUGH = 50  # images of a class below which the numbers are rough
+USEFUL, AS_REAL = "trained on synthetic, judged on real", "trained on as many real, judged on real"
+REVERSE, ORACLE = "trained on as many real, judged on synthetic", "recognised by the oracle"
+
+
+def measure_quality(path: Path, images: Path | None = None) -> dict[str, Any]:
+    """Measure a run's synthetic images against the data it ran on; kept in quality.json, where the report finds it.
+
+    Taken are the last images that the method showed (`samples/`), or those of a safetensors file with `images` and
+    `labels`.
+    """
+    experiment = make_experiment(read_experiment(path / "config.json"))
+    data = load_data(experiment)
+    try:
+        split = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["fingerprint"]["split"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f'The manifest of "{path}" cannot be read ({error}): the real data is not known.') from None
+    if split != data.split_fingerprint():
+        raise ConfigError(f'"{path}" ran on other data than its config gives now: the images cannot be judged.')
+    file = images or _last_shown(path)
+    x, y = _read(file, data.schema.shape, data.schema.classes)
+    real, test = _part(data.pooled("train"), MOST_REAL), _part(data.test, MOST_REAL)
+    found = _measured(experiment.model_spec, x, y, real, test, data.schema.classes)
+    found["images"] = str(file)
+    write_json(path / "quality.json", found)
+    return found
+
+
+def _measured(
+    spec: ModelSpec,
+    x: Tensor,
+    y: Tensor,
+    real: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    classes: int,
+) -> dict[str, Any]:
+    rows = _as_many_of_each(real[1], y)
+    twin = real[0][rows], real[1][rows]
+    oracle = train_oracle(spec, *real, classes)
+    tallies = {
+        USEFUL: trained_on_these_only(spec, x, y, test, classes),
+        AS_REAL: trained_on_these_only(spec, *twin, test, classes),
+        REVERSE: trained_on_these_only(spec, *twin, (x, y), classes),
+        ORACLE: oracle_agreement(oracle, x, y, classes),
+    }
+    made, seen, unseen = (features_of(oracle, part) for part in (x, real[0], test[0]))
+    each = [k for k in range(classes) if (y == k).sum() > 1 and (real[1] == k).sum() > 1]
+    varied = [diversity(seen[real[1] == k], made[y == k]) for k in each]
+    size = min(len(seen), len(unseen))
+    judge = oracle_agreement(oracle, *test, classes).accuracy
+    numbers = [
+        _row(USEFUL, tallies[USEFUL].accuracy, "a classifier that saw only the synthetic images, on real test images"),
+        _row(AS_REAL, tallies[AS_REAL].accuracy, "the same with as many real images of each class: the goal"),
+        _row(REVERSE, tallies[REVERSE].accuracy, "low: the images do not look like their classes"),
+        _row(ORACLE, tallies[ORACLE].accuracy, f"by a classifier of all real data ({judge:.1%} on the test set)"),
+        _row("coverage", coverage(seen, made), "share of real images with a synthetic one in their neighbourhood"),
+        _row("diversity", _mean(varied), "spread within a class, as a share of the real one; near 0: all alike", False),
+        _row("feature distance", feature_distance(made, seen), "1 − mean cosine to real features; 0 is nearest", False),
+        _row(
+            "closer to training than to held-out records",
+            closer_to_training(x, real[0][:size], test[0][:size]),
+            "a screen, not a proof: about 50 % without copying, far above is a warning",
+        ),
+    ]
+    per_class = {name: _by_class(tally) for name, tally in tallies.items()}
+    return {"measures": numbers, "per_class": per_class, "words": _words(y, classes)}
+
+
+def _words(labels: Tensor, classes: int) -> list[str]:
+    counts = torch.bincount(labels, minlength=classes)
+    few = [k for k in range(classes) if counts[k] < ENOUGH]
+    words = [f"Judged on {len(labels)} synthetic images, {int(counts.min())} to {int(counts.max())} of a class."]
+    if few:
+        words.append(f"{len(few)} of {classes} classes have fewer than {ENOUGH} images: the numbers are rough.")
+    words.append("There is no FID: it needs a named feature network and thousands of images.")
+    return words
+
+
+def _row(measure: str, value: float, meaning: str, share: bool = True) -> dict[str, str]:
+    shown = "–" if math.isnan(value) else f"{value:.1%}" if share else f"{value:.3f}"
+    return {"measure": measure, "value": shown, "meaning": meaning}
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _by_class(tally: Tally) -> list[float | None]:
+    return [None if math.isnan(value) else float(value) for value in tally.per_class()]
+
+
+def _last_shown(path: Path) -> Path:
+    """The images of the last round in `samples/`."""
+    found = [
+        (int(match[1]), file)
+        for file in sorted((path / "samples").glob("*.safetensors"))
+        if (match := re.search(r"-round-(\d+)$", file.stem))
+    ]
+    if not found:
+        raise ConfigError(
+            f'"{path}" has no synthetic images in samples/: the method makes none, or name a file with --images.'
+        )
+    return max(found)[1]
+
+
+def _read(file: Path, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+    """Images and labels that fit the data, or a sentence that says why not."""
+    try:
+        tensors = load(file.read_bytes())
+        x, y = tensors["images"].float(), tensors["labels"].long()
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ConfigError(f"{file} cannot be read as images and labels: {error}.") from None
+    if tuple(x.shape[1:]) != tuple(shape) or y.shape != x.shape[:1] or not len(y):
+        raise ConfigError(
+            f"{file}: images {tuple(x.shape)} and labels {tuple(y.shape)} do not fit data of shape {shape}."
+        )
+    if int(y.min()) < 0 or int(y.max()) >= classes or not torch.isfinite(x).all():
+        raise ConfigError(f"{file}: labels must be 0 to {classes - 1} and all pixels finite numbers.")
+    return x, y
+
+
+def _part(data: Dataset, most: int) -> tuple[Tensor, Tensor]:
+    """Examples in a drawn order, at most so many."""
+    rows = generator(0, "quality").permutation(len(data))[:most]
+    return data.subset(rows).tensors()
+
+
+def _as_many_of_each(labels: Tensor, wanted: Tensor) -> Tensor:
+    """Rows with as many examples of each class as `wanted` has, where there are so many."""
+    rows = [torch.nonzero(labels == k).flatten()[: int((wanted == k).sum())] for k in np.unique(wanted.numpy())]
+    return torch.cat(rows)
