@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install browser demo test lint types unit clean
+.PHONY: install browser demo test test-slow lint types unit clean
 
 install: $(STAMP)
 
@@ -39,6 +39,9 @@ types: install
 
 unit: install
 	$(BIN)/python -m pytest -n 2
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow tests/network
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

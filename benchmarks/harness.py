@@ -10,8 +10,8 @@ import multiprocessing
 import os
 import re
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,27 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """One setting in which some rows are compared. `tables` makes an experiment without its method."""
+    """One setting in which some rows are compared. `tables` makes an experiment without its method.
+
+    `sections` are other sections in which a row differs; `few` are rows with one seed alone.
+    """
 
     name: str
     tables: Callable[[], Table]
     rows: dict[str, Table]
     seeds: int = 3
+    sections: dict[str, Table] = field(default_factory=dict)
+    few: Collection[str] = ()
+
+    def seeds_of(self, row: str) -> range:
+        """The seeds of a row."""
+        return range(1 if row in self.few else self.seeds)
 
     def experiment(self, row: str, seed: int, runs: Path) -> Table:
         """One run: a row with a seed."""
         folder = re.sub(r"[^\w.]+", "-", f"{self.name}-{row}-s{seed}".replace("ε", "eps"))
         common = {"seed": seed, "runs": str(runs), "name": folder, "engine": {"workers": 1}}
-        return self.tables() | common | {"method": self.rows[row]}
+        return self.tables() | self.sections.get(row, {}) | common | {"method": self.rows[row]}
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class Run:
 
 def planned(parts: Sequence[Part], only: str) -> list[Run]:
     """All runs whose names contain `only`; first seeds first, so that a half-finished study has whole rows."""
-    runs = [Run(part, row, seed) for part in parts for row in part.rows for seed in range(part.seeds)]
+    runs = [Run(part, row, seed) for part in parts for row in part.rows for seed in part.seeds_of(row)]
     return [run for run in sorted(runs, key=lambda run: run.seed) if only in str(run)]
 
 
@@ -69,11 +78,12 @@ def complete(table: Table) -> str:
 
 
 def curve_of(table: Table) -> list[Table] | None:
-    """The metrics of a run that is complete."""
+    """The metrics of a run that is complete: of the rounds that were judged on the test set."""
     path = Path(table["runs"]) / table["name"]
     if not (path / "summary.json").is_file():
         return None
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if "test" in line]
 
 
 def spread(name: str, values: Sequence[float]) -> Table:
@@ -99,7 +109,7 @@ def write_table(
     lines = []
     for part in parts:
         for row in part.rows:
-            found = [curve_of(part.experiment(row, seed, runs)) for seed in range(part.seeds)]
+            found = [curve_of(part.experiment(row, seed, runs)) for seed in part.seeds_of(row)]
             curves = [curve for curve in found if curve]
             if curves:
                 seconds = statistics.mean(curve[-1]["seconds"] for curve in curves)

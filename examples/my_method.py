@@ -41,7 +41,7 @@ class SteadyConfig(MethodConfig):
     warmup_epochs: int = Field(0, ge=0, description="epochs at every client before the first round")
 
 
-@method("steady", config=SteadyConfig)
+@method("steady", config=SteadyConfig, fedavg_when={"beta": 0.0})
 def steady(fed: Federation, cfg: SteadyConfig) -> Outcome:
     """A moving average of FedAvg's models."""
     start = fed.once("warm up", lambda: warm_up(fed, cfg))

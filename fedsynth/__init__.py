@@ -7,13 +7,29 @@ result.summary["test"]["accuracy"], result.model, result.path
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedsynth.config import Experiment, load_experiment, make_experiment
-from fedsynth.runner import RunResult, resume_run, run_experiment
+if TYPE_CHECKING:
+    from fedsynth.config import Experiment, load_experiment, make_experiment
+    from fedsynth.runner import RunResult
 
 __all__ = ["Experiment", "RunResult", "load_experiment", "make_experiment", "resume", "run"]
+
+# Imported when first used: a Flower node starts a process for every message, and importing PyTorch takes seconds.
+_HOMES = {
+    "Experiment": "fedsynth.config",
+    "load_experiment": "fedsynth.config",
+    "make_experiment": "fedsynth.config",
+    "RunResult": "fedsynth.runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def run(method: str = "fedavg", *, progress: bool | None = None, **sections: Any) -> RunResult:
@@ -21,10 +37,15 @@ def run(method: str = "fedavg", *, progress: bool | None = None, **sections: Any
 
     `method` is a method's name, or a table with its name and settings: `{"name": "fedprox", "mu": 0.01}`.
     """
+    from fedsynth.config import make_experiment
+    from fedsynth.runner import run_experiment
+
     table = {"name": method} if isinstance(method, str) else dict(method)
     return run_experiment(make_experiment({**sections, "method": table}), progress=progress)
 
 
 def resume(path: str | Path, *, progress: bool | None = None) -> RunResult:
     """Go on with a run that was interrupted, from its folder."""
+    from fedsynth.runner import resume_run
+
     return resume_run(Path(path), progress)

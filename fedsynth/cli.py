@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedsynth.cli_checks import stress, verify_method_file
 from fedsynth.cli_results import dashboard, export, quality, report
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
 from fedsynth.config import load_experiment, override, read_experiment
@@ -19,6 +20,7 @@ from fedsynth.data.check import check_data
 from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.federation.methods import all_methods, find_method
+from fedsynth.network.commands import deploy, site
 from fedsynth.plugins import load_plugins
 from fedsynth.report.controls import verdict_lines
 from fedsynth.report.plots import plot_split
@@ -33,6 +35,8 @@ app = typer.Typer(
     help="Federated learning on skewed data, repaired with synthetic data.",
     pretty_exceptions_enable=False,
 )
+app.add_typer(deploy, name="deploy")
+app.add_typer(site, name="site")
 out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
 
 Words = Annotated[
@@ -265,7 +269,8 @@ def check(
         raise typer.Exit(1)
 
 
-for command in (report, dashboard, quality, export):
+app.command("verify-method")(verify_method_file)
+for command in (stress, report, dashboard, quality, export):
     app.command()(command)
 
 

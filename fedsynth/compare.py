@@ -58,6 +58,8 @@ def compare_methods(
     `tune` trials for each method find its settings first. `jobs` runs go side by side: one per core unless told.
     """
     given = make_experiment(tables)
+    if given.engine.name == "flower":
+        raise ConfigError("compare runs on one machine: over a network, start one run per method.")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = given.runs / (given.name or f"{stamp}-compare")
     if path.exists():

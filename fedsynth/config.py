@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsynth.data.config import DataConfig, explain
 from fedsynth.data.partition import parse_partition
@@ -26,9 +26,26 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Literal["local", "wire"] = Field("local", description="local: this machine; wire: bytes only, for tests")
+    name: Literal["local", "wire", "flower"] = Field(
+        "local", description="local: this machine; flower: sites on a network; wire: bytes only, for tests"
+    )
     workers: int | None = Field(None, ge=1, description="worker processes (one per core); 1 stays in this process")
     device: str = Field("cpu", description='"cpu", "cuda", "cuda:1" … or "auto": cuda where there is one')
+    superlink: str | None = Field(None, description='flower: address of the SuperLink, such as "127.0.0.1:9092"')
+    certificate: Path | None = Field(
+        None, description="flower: file of the certificate authority that it is trusted by"
+    )
+    sites: tuple[str, ...] = Field((), description="flower: the sites of this run, by the names of their keys")
+    wait: float = Field(300.0, ge=0, description="flower: seconds to wait at the start until all sites are there")
+
+    @model_validator(mode="after")
+    def _reachable(self) -> EngineConfig:
+        missing = [key for key in ("superlink", "certificate", "sites") if not getattr(self, key)]
+        if self.name == "flower" and missing:
+            raise ValueError(f"a network needs engine.{missing[0]}; see docs/network.md")
+        if len(set(self.sites)) < len(self.sites):
+            raise ValueError("sites names one of them twice")
+        return self
 
 
 class EvaluationConfig(BaseModel):
@@ -120,6 +137,9 @@ def read_experiment(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read as an experiment: it must hold one object.")
     if "plugins" in tables:
         tables["plugins"] = beside(tables["plugins"], file.parent)
+    engine = tables.get("engine")
+    if isinstance(engine, dict) and isinstance(engine.get("certificate"), str):
+        engine["certificate"] = str((file.parent / engine["certificate"]).absolute())
     return tables
 
 

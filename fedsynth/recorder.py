@@ -34,7 +34,9 @@ class Progress(Protocol):
 class Recorder:
     """The watcher of a run that has a folder."""
 
-    def __init__(self, folder: Path, experiment: Experiment, test: Dataset, device: str, progress: Progress) -> None:
+    def __init__(
+        self, folder: Path, experiment: Experiment, test: Dataset | None, device: str, progress: Progress
+    ) -> None:
         self.folder, self.experiment, self.test = folder, experiment, test
         self.device, self.progress = device, progress
         self.rows: list[dict[str, Any]] = []
@@ -132,7 +134,7 @@ class Recorder:
                 "loss": sum(tally.loss for tally in tallies.values()) / total,
                 **{key: clients[key] for key in ("n", "mean", "variance", "worst")},
             }
-        if config.test_curve and model is not None and not personal:
+        if config.test_curve and self.test is not None and model is not None and not personal:
             view = per_class(judge_pooled(model, spec, fed.schema, self.test, self.device))
             result["test"] = {key: view[key] for key in ("accuracy", "loss", "class_variance")}
         return result

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,6 @@ import numpy as np
 import torch
 
 from fedsynth.config import Experiment
-from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.federation.store import write_atomically
 
@@ -36,16 +36,20 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, experiment: Experiment, data: FederatedData) -> RunFolder:
-        """A new folder with the resolved experiment, the versions and the manifest of the split."""
+    def create(cls, experiment: Experiment, source: str, manifest: dict[str, Any] | None) -> RunFolder:
+        """A new folder with the resolved experiment, the versions and, if it is known yet, the manifest of the split.
+
+        `source` names the data, in the folder's name.
+        """
         try:
-            path = cls._new_path(experiment, "+".join(data.source_names))
+            path = cls._new_path(experiment, source)
         except OSError as error:
             raise ConfigError(f'No run folder can be made in "{experiment.runs}": {error.strerror}.') from None
         config = experiment.resolved()
         write_json(path / "config.json", config)
         write_json(path / "versions.json", versions(experiment.plugins) | {"config": fingerprint(config)})
-        write_json(path / "manifest.json", data.manifest())
+        if manifest is not None:
+            write_json(path / "manifest.json", manifest)
         return cls(path)
 
     @staticmethod
@@ -67,19 +71,15 @@ class RunFolder:
         raise ConfigError(f'No free name for a run folder in "{experiment.runs}": set name = "…".')
 
     @classmethod
-    def reopen(cls, path: Path, experiment: Experiment, data: FederatedData, accept_code_change: bool) -> RunFolder:
-        """A folder to go on with; refused when config, code or data are not those the run began with."""
+    def reopen(cls, path: Path, experiment: Experiment, accept_code_change: bool) -> RunFolder:
+        """A folder to go on with; refused when config or code are not those the run began with."""
         try:
             kept = json.loads((path / "versions.json").read_text(encoding="utf-8"))
-            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
             config, code, version_ = kept["config"], kept["code"], kept["fedsynth"]
-            split = manifest["fingerprint"]["split"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f'"{path}" cannot be resumed: its record is damaged ({error}).') from None
         if config != fingerprint(experiment.resolved()):
             raise ConfigError(f'"{path}" was begun with another config: restore its config.json, or start a new run.')
-        if split != data.split_fingerprint():
-            raise ConfigError(f'"{path}" was begun on other data: its split is not the one that the data gives now.')
         if code != code_fingerprint(experiment.plugins) and not accept_code_change:
             raise ConfigError(
                 f'"{path}" was begun with other code (fedsynth {version_}): the result would be a mixture. '
@@ -87,10 +87,21 @@ class RunFolder:
             )
         return cls(path)
 
+    def check_split(self, split: str) -> None:
+        """Refuse to go on with other data than the run began with."""
+        try:
+            kept = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))["fingerprint"]["split"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f'"{self.path}" cannot be resumed: its record is damaged ({error}).') from None
+        if kept != split:
+            raise ConfigError(
+                f'"{self.path}" was begun on other data: its split is not the one that the data gives now.'
+            )
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process off the folder while a run goes."""
-        with (self.path / ".lock").open("w") as file:
+        """Keep a second process off the folder while a run goes; the lock holds the id of the process that has it."""
+        with (self.path / ".lock").open("a") as file:
             if sys.platform != "win32":
                 import fcntl
 
@@ -98,6 +109,9 @@ class RunFolder:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
                     raise ConfigError(f'"{self.path}" is in use: another process is running it.') from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
             yield
 
     @contextlib.contextmanager

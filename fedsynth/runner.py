@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedsynth.config import Experiment, make_experiment, read_experiment
+from fedsynth.data.described import RunData
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
@@ -32,6 +33,7 @@ from fedsynth.learning.weights import Weights
 from fedsynth.progress import Quiet, make_progress
 from fedsynth.recorder import Recorder, save_model
 from fedsynth.report.artifacts import write_record
+from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
 from fedsynth.runfolder import RunFolder
 
@@ -47,11 +49,12 @@ class RunResult:
     experiment: Experiment = field(repr=False)
     shape: tuple[int, ...] = field(repr=False, default=())
     classes: int = field(repr=False, default=0)
+    whole: bool = field(repr=False, default=True)
 
     @cached_property
     def model(self) -> nn.Module | None:
         """The global model, ready to use; None for a method that ends with personal models only."""
-        if self.weights is None or self.summary["test"]["accuracy"] is None:
+        if self.weights is None or not self.whole:
             return None
         return instantiate(self.experiment.model_spec, self.shape, self.classes, self.weights).eval()
 
@@ -64,12 +67,17 @@ def run_experiment(
     data: FederatedData | None = None,
 ) -> RunResult:
     """Run (or resume) an experiment. Everything that can be wrong with the input is found before a folder is made."""
+    if experiment.engine.name == "flower":
+        from fedsynth.network.launch import run_over_network
+
+        return run_over_network(experiment, resume, progress, accept_code_change)
     data = data or load_data(experiment)
     device = check_setting(experiment, data)
     if resume is None:
-        folder = RunFolder.create(experiment, data)
+        folder = RunFolder.create(experiment, "+".join(data.source_names), data.manifest())
     else:
-        folder = RunFolder.reopen(resume, experiment, data, accept_code_change)
+        folder = RunFolder.reopen(resume, experiment, accept_code_change)
+        folder.check_split(data.split_fingerprint())
     try:
         with folder.locked(), folder.failure_kept(), make_progress(experiment.method_name, progress) as shown:
             return _run(experiment, data, device, folder, shown)
@@ -79,7 +87,7 @@ def run_experiment(
         raise
 
 
-def check_setting(experiment: Experiment, data: FederatedData) -> str:
+def check_setting(experiment: Experiment, data: RunData) -> str:
     """Check that the device is there and the model fits the data; the device to use."""
     device = choose_device(experiment.engine.device)
     build_model(experiment.model_spec, data.schema.shape, data.schema.classes, seed=0)
@@ -121,7 +129,7 @@ def open_engine(
             say.say(why)
         engine = LocalEngine(host, workers, _work_of(data))
     if experiment.faults.active:
-        engine = FaultyEngine(engine, experiment.faults, experiment.seed, _work_of(data))
+        engine = FaultyEngine(engine, experiment.faults, experiment.seed, _work_of(data), data.clients)
     try:
         yield engine
     finally:
@@ -141,32 +149,49 @@ def _work_of(data: FederatedData) -> Callable[[str], int]:
 
 def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet) -> RunResult:
     store = StateStore(folder.path / "state")
-    recorder = Recorder(folder.path, experiment, data.test, device, shown)
     with open_engine(experiment, data, store, device, shown) as engine:
-        fed = Federation(
-            engine,
-            data.clients,
-            data.schema,
-            experiment.seed,
-            policy_of(experiment),
-            Journal(folder.path),
-            recorder,
-            pooled=True,
-            version_readable=store.readable,
-        )
-        method = find_method(experiment.method_name)
-        outcome = method.program(fed, experiment.method_config())
-        judged = fed.once("final evaluation", lambda: _judge(fed, outcome, experiment, data, device))
-        seconds = fed.once("seconds", lambda: fed.seconds)
+        return carry_out(experiment, data, engine, device, folder, shown, pooled=True, version_readable=store.readable)
+
+
+def carry_out(
+    experiment: Experiment,
+    data: RunData,
+    engine: Engine,
+    device: str,
+    folder: RunFolder,
+    shown: Quiet,
+    **options: Any,
+) -> RunResult:
+    """Run the method's program over an engine, judge what it gave, and leave the record in the folder.
+
+    `options` are those of `Federation` that depend on where the clients are.
+    """
+    recorder = Recorder(folder.path, experiment, data.test, device, shown)
+    fed = Federation(
+        engine,
+        data.clients,
+        data.schema,
+        experiment.seed,
+        policy_of(experiment),
+        Journal(folder.path),
+        recorder,
+        **options,
+    )
+    method = find_method(experiment.method_name)
+    outcome = method.program(fed, experiment.method_config())
+    judged = fed.once("final evaluation", lambda: _judge(fed, outcome, experiment, data, device))
+    seconds = fed.once("seconds", lambda: fed.seconds)
     recorder.follow(fed)
     summary = summarise(experiment, data, fed, judged, seconds, recorder, folder.path)
-    if outcome.model is not None and not outcome.no_global:
+    whole = outcome.model is not None and not outcome.no_global
+    if outcome.model is not None and whole:
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
     write_record(folder.path, summary, recorder.rows, judged, fed.participation, data)
     folder.finish(summary)
     write_report([folder.path])
+    schema = data.schema
     return RunResult(
-        summary, recorder.rows, outcome.model, folder.path, experiment, data.schema.shape, data.schema.classes
+        summary, recorder.rows, outcome.model, folder.path, experiment, schema.shape, schema.classes, whole
     )
 
 
@@ -178,9 +203,7 @@ def policy_of(experiment: Experiment) -> Policy:
     return Policy(quorum, experiment.train.deadline, experiment.privacy.limit())
 
 
-def _judge(
-    fed: Federation, outcome: Outcome, experiment: Experiment, data: FederatedData, device: str
-) -> dict[str, Any]:
+def _judge(fed: Federation, outcome: Outcome, experiment: Experiment, data: RunData, device: str) -> dict[str, Any]:
     sources: dict[str, np.ndarray] = {}
     if data.test_sources is not None:
         sources = {name: np.flatnonzero(data.test_sources == i) for i, name in enumerate(data.source_names)}
@@ -190,7 +213,7 @@ def _judge(
 
 def summarise(
     experiment: Experiment,
-    data: FederatedData,
+    data: RunData,
     fed: Federation,
     judged: dict[str, Any],
     seconds: float,
@@ -215,6 +238,7 @@ def summarise(
         "simulated_seconds": fed.engine.clock or None,
         "failures": took_part.failures,
         "failed": took_part.failed,
+        "missed": missed_clients(took_part, data),
         "notes": took_part.notes,
         "privacy": took_part.ledger.rows(experiment.privacy.delta),
         "norm_buffers": experiment.train.norm_buffers,

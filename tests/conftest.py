@@ -56,7 +56,7 @@ def federate(tmp_path: Path, digits: FederatedData) -> Iterator[FederationMaker]
         elif engine is None:
             engine = LocalEngine(TaskHost(digits, store), workers, size)
         if faults is not None:
-            engine = FaultyEngine(engine, faults, options.get("seed", 0), size)
+            engine = FaultyEngine(engine, faults, options.get("seed", 0), size, digits.clients)
         opened.append(engine)
         journal = Journal(tmp_path / folder) if folder else None
         return Federation(

@@ -51,6 +51,9 @@ class DataConfig(BaseModel):
     )
     validation: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for validation.")
     test: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for its own test.")
+    label_noise: float = Field(
+        default=0, ge=0, le=1, description="Fraction of the training labels that are wrong, for tests of robustness."
+    )
     global_test: float = Field(
         default=0.2,
         gt=0,

@@ -138,8 +138,9 @@ def load_federated(
     ids = _client_ids(parts, mixture, config)
     rows, bounds = split_clients(mixture.pool.y, parts, ids, data.validation, data.test, seed)
     assert_disjoint(rows, len(mixture.pool), mixture.held_out)
+    train = np.concatenate([rows[first:last] for first, last in bounds[:, :2]])
     return FederatedData(
-        pool=mixture.pool,
+        pool=with_wrong_labels(mixture.pool, train, data.label_noise, mixture.schema.classes, seed),
         clients=ids,
         rows=rows.astype(np.int32) if len(mixture.pool) < 2**31 else rows,
         bounds=bounds,
@@ -154,6 +155,17 @@ def load_federated(
         partition=config,
         config=data,
     )
+
+
+def with_wrong_labels(pool: Dataset, rows: np.ndarray, share: float, classes: int, seed: int) -> Dataset:
+    """The same examples, but a share of those at `rows` has the label of another class, drawn at random."""
+    if not share or classes < 2:
+        return pool
+    rng = generator(seed, "label noise")
+    wrong = rng.choice(np.sort(rows), round(share * len(rows)), replace=False)
+    labels = pool.y.copy()
+    labels[wrong] = (labels[wrong] + rng.integers(1, classes, len(wrong))) % classes
+    return Dataset(pool.x, labels)
 
 
 def _partition_config(partition: dict[str, Any] | PartitionConfig | None, mixture: Mixture) -> PartitionConfig:

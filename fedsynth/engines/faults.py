@@ -6,13 +6,17 @@ have taken follow a schedule, so that fault tolerance is measured in simulated s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedsynth.federation.participation import EVALUATION
-from fedsynth.federation.payload import decode
-from fedsynth.federation.port import SERVER, Answers, Engine, Failure
+from fedsynth.federation.payload import decode, encode
+from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure
 from fedsynth.seeding import generator
 
 
@@ -27,8 +31,17 @@ class FaultConfig(BaseModel):
     seconds_per_example: float = Field(0.0, ge=0, description="simulated seconds of work per training example")
     spread: float = Field(0.0, ge=0, description="spread (log-normal sigma) of the clients' speeds")
     deadline: float | None = Field(None, gt=0, description="simulated seconds the server waits for an answer")
+    heartbeat: float | None = Field(
+        None, gt=0, description="simulated seconds of silence after which a client is given up (none: at the deadline)"
+    )
     outages: dict[str, list[tuple[float, float]]] = Field(
         default_factory=dict, description="per client, stretches of simulated time in which it is away"
+    )
+
+    late: float = Field(0.0, ge=0, le=1, description="share of the clients that always answer too late")
+    byzantine: float = Field(0.0, ge=0, le=1, description="share of the clients that send something else than asked")
+    lie: Literal["noise", "negated"] = Field(
+        "noise", description="what they send: noise as strong as the numbers, or the numbers with the sign turned"
     )
 
     @property
@@ -38,11 +51,23 @@ class FaultConfig(BaseModel):
 
 
 class FaultyEngine:
-    """An engine whose clients fail by schedule."""
+    """An engine whose clients fail by schedule. The routes of a relay each have a time of their own until all end."""
 
-    def __init__(self, inner: Engine, config: FaultConfig, seed: int, sizes: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        inner: Engine,
+        config: FaultConfig,
+        seed: int,
+        sizes: Callable[[str], int],
+        clients: Sequence[str] = (),
+    ) -> None:
         self.inner, self.config, self.seed, self.sizes = inner, config, seed, sizes
+        self.late = some_of(clients, config.late, seed, "late")
+        self.liars = some_of(clients, config.byzantine, seed, "byzantine")
         self.clock = 0.0
+        self._relay: str | None = None
+        self._lanes: dict[str, float] = {}  # of the relay under way, how far each route has come
+        self._began = 0.0
 
     def ask(self, task: str, requests: Mapping[str, bytes], deadline: float | None) -> Answers:
         """Ask those who can be reached and will not break down; advance the clock by the slowest awaited."""
@@ -50,42 +75,95 @@ class FaultyEngine:
             # The experimenter's look at the result and the server's own work are no part of what can fail here.
             return self.inner.ask(task, requests, deadline)
         failures: dict[str, Failure] = {}
-        longest = self.config.delay
-        occasions: dict[int, str] = {}  # a broadcast is one request for all
+        spans: dict[str, tuple[float, float]] = {}
+        headers: dict[int, dict[str, Any]] = {}  # a broadcast is one request for all
         for client, request in requests.items():
-            if id(request) not in occasions:
-                occasions[id(request)] = occasion(request)
-            seconds, failure = self._fate(task, client, occasions[id(request)])
-            longest = max(longest, seconds)
+            if id(request) not in headers:
+                headers[id(request)] = header_of(request)
+            header = headers[id(request)]
+            if not spans:
+                self._begin(header.get("relay"))
+            lane = header.get("route", client)
+            start = self._lanes.get(lane, self._began)
+            seconds, failure = self._fate(task, client, start, f"{header['step']}-{header['id']}")
+            self._lanes[lane] = start + seconds
+            spans[client] = (start, start + seconds)
             if failure is not None:
                 failures[client] = failure
+        self.clock = max(self._lanes.values())
         reached = {client: request for client, request in requests.items() if client not in failures}
         answers = self.inner.ask(task, reached, deadline) if reached else Answers()
+        for client in self.liars & set(answers.replies):
+            rng = generator(self.seed, "lie", task, client, f"{headers[id(requests[client])]['step']}")
+            answers.replies[client] = Blob(with_lies(answers.replies[client].read(), self.config.lie, rng))
         answers.failures.update(failures)
-        self.clock += longest
+        answers.spans = spans
         return answers
 
     def close(self) -> None:
         """Close the engine inside."""
         self.inner.close()
 
-    def _fate(self, task: str, client: str, when: str) -> tuple[float, Failure | None]:
+    def _begin(self, relay: str | None) -> None:
+        """A new ask begins now, unless it is the next stop of the relay under way."""
+        if relay is None or relay != self._relay:
+            self._relay, self._lanes, self._began = relay, {}, self.clock
+
+    def _fate(self, task: str, client: str, start: float, when: str) -> tuple[float, Failure | None]:
         """How long the server waits for this client, and why it fails, if it does."""
         config = self.config
         rng = generator(self.seed, "faults", task, client, when)
         dropped, broke = rng.random() < config.dropout, rng.random() < config.failure
-        if dropped or any(start <= self.clock < end for start, end in config.outages.get(client, [])):
-            return config.delay, Failure(client, "unavailable", f"away at {self.clock:.1f} simulated seconds")
+        if dropped or any(begin <= start < end for begin, end in config.outages.get(client, [])):
+            return self._silence(0.0), Failure(client, "unavailable", f"away at {start:.1f} simulated seconds")
         speed = float(generator(self.seed, "speed", client).lognormal(0.0, config.spread))
         seconds = config.delay + config.seconds_per_example * self.sizes(client) / speed
         if broke:
-            return seconds * rng.random(), Failure(client, "crashed", "broke down in the middle of the task")
+            noticed = self._silence(seconds * rng.random())
+            return noticed, Failure(client, "crashed", "broke down in the middle of the task")
+        if client in self.late:
+            return config.deadline or seconds, Failure(client, "timeout", "always answers too late")
         if config.deadline is not None and seconds > config.deadline:
             return config.deadline, Failure(client, "timeout", f"would have taken {seconds:.1f} simulated seconds")
         return seconds, None
 
+    def _silence(self, began: float) -> float:
+        """When the server gives up a client that fell silent after so many seconds: it misses the heartbeat, or else
+        waits until the deadline; without either the silence is noticed at once."""
+        config = self.config
+        limit = math.inf if config.deadline is None else config.deadline
+        if config.heartbeat is not None:
+            return min(began + config.heartbeat, limit)
+        return max(began, config.delay) if config.deadline is None else limit
 
-def occasion(request: bytes) -> str:
-    """Which ask of the run this is. Not the clock, which may stand still, nor a count, which a resume would lose."""
-    header = decode(request)
-    return f"{header['step']}-{header['id']}"
+
+def some_of(clients: Sequence[str], share: float, seed: int, what: str) -> frozenset[str]:
+    """An exact share of the clients; those of a smaller share are among those of a larger one."""
+    order = generator(seed, "some of the clients", what).permutation(len(clients))
+    return frozenset(clients[row] for row in order[: round(share * len(clients))])
+
+
+def with_lies(reply: bytes, lie: str, rng: np.random.Generator) -> bytes:
+    """A reply whose tensors of numbers are something else; all else in it is as it was."""
+    answer = decode(reply)
+    return encode({**answer, "fields": _turned(answer["fields"], lie, rng)}) if answer["ok"] else reply
+
+
+def _turned(value: Any, lie: str, rng: np.random.Generator) -> Any:
+    if isinstance(value, dict):
+        return {name: _turned(item, lie, rng) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_turned(item, lie, rng) for item in value]
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    if lie == "negated":
+        return -value
+    strength = value.double().square().mean().sqrt().item() if value.numel() else 0.0
+    return torch.from_numpy(strength * rng.standard_normal(tuple(value.shape))).to(value.dtype)
+
+
+def header_of(request: bytes) -> dict[str, Any]:
+    """What a request says about itself: which ask of the run it is (not the clock, which may stand still, nor a count,
+    which a resume would lose), and which route of a relay."""
+    request_fields = decode(request)
+    return {name: request_fields[name] for name in ("step", "id", "relay", "route") if name in request_fields}

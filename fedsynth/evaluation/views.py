@@ -21,6 +21,8 @@ from fedsynth.seeding import generator
 
 Part = Literal["validation", "test"]
 
+NO_TEST_SET = "the server has no test set; the clients judge the model on their own test parts"
+
 
 class Scores(Reply):
     """How a client's models do on its own data."""
@@ -95,7 +97,7 @@ def final_evaluation(
     fed: Federation,
     outcome: Outcome,
     spec: ModelSpec,
-    test: Dataset,
+    test: Dataset | None,
     test_sources: dict[str, np.ndarray],
     device: str,
     clients: int,
@@ -124,12 +126,14 @@ def _global_view(
     fed: Federation,
     outcome: Outcome,
     spec: ModelSpec,
-    test: Dataset,
+    test: Dataset | None,
     sources: dict[str, np.ndarray],
     device: str,
 ) -> dict[str, Any]:
     if outcome.model is None or outcome.no_global:
         return {"accuracy": None, "class_variance": None, "reason": outcome.no_global}
+    if test is None:
+        return {"accuracy": None, "class_variance": None, "reason": NO_TEST_SET}
     with torch.no_grad():
         view = per_class(judge_pooled(outcome.model, spec, fed.schema, test, device))
         if len(sources) > 1:

@@ -75,13 +75,19 @@ class Client:
         self.id, self.data, self.schema = id, data, schema
         self.state, self.seed, self.round, self.device = state, seed, round, device
         self.budget, self.secret_noise = budget, secret_noise
+        self.turn = 0  # how often a relay of this round has been here before
         self.released: Reply | None = None
         self.guarantees: dict[str, Guarantee] = {}
         self._spent: Spending | None = None  # before this task
 
+    @property
+    def occasion(self) -> tuple[Any, ...]:
+        """What tells this visit from all others: client, round and, where a relay comes again, its turn."""
+        return (self.id, self.round, self.turn) if self.turn else (self.id, self.round)
+
     def rng(self, purpose: str) -> np.random.Generator:
-        """Random numbers for one purpose of this client in this round; the same on every engine."""
-        return generator(self.seed, purpose, self.id, self.round)
+        """Random numbers for one purpose of this client in this round (and turn); the same on every engine."""
+        return generator(self.seed, purpose, *self.occasion)
 
     def noise_rng(self, purpose: str) -> np.random.Generator:
         """Random numbers for privacy noise: those of `rng` in a simulation, so that runs can be repeated.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from fedsynth.federation.participation import Participation
 from fedsynth.federation.payload import PayloadError, decode, encode
 from fedsynth.federation.port import POOLED, SERVER, Answers, Blob, Engine, Failure
 from fedsynth.federation.records import checked_record
-from fedsynth.federation.replies import Relayed, Replies
+from fedsynth.federation.replies import Relayed, Replies, Route
 from fedsynth.federation.state import Policy, QuorumError, State, Watcher
 from fedsynth.federation.tasks import Reply, Task, TaskError
 from fedsynth.privacy import BudgetError, Guarantee, say_epsilon
@@ -73,28 +74,41 @@ class Federation:
         """A different request to each client."""
         return self._ask(task, {client: self._request(task, [client], fields) for client, fields in requests.items()})
 
-    def relay(self, task: Task, start: Mapping[str, Any], routes: Sequence[Sequence[str]]) -> list[Relayed]:
+    def relay(
+        self, task: Task, start: Mapping[str, Any] | Sequence[Mapping[str, Any]], routes: Sequence[Route]
+    ) -> list[Relayed]:
         """Hand a payload from client to client along each route, the routes side by side.
 
-        Each reply's fields replace the fields of the same name for the next hop. A failed hop is skipped and the
-        payload survives as the last holder left it.
+        A route is a list of clients, or is asked after every stop who comes next (None ends it). `start` is what all
+        routes begin with, or one for each. Each reply's fields replace the fields of the same name for the next hop. A
+        failed hop is skipped and the payload survives as the last holder left it.
         """
         names = set(task.request_type.model_fields)
-        carried = [Relayed(fields=dict(start)) for _ in routes]
-        for hop in range(max(map(len, routes), default=0)):
-            now = {route[hop]: carried[index] for index, route in enumerate(routes) if hop < len(route)}
-            if len(now) < sum(hop < len(route) for route in routes):
-                raise FedsynthError(f'Two routes of task "{task.name}" meet at one client, at stop {hop + 1}.')
-            fields = {c: {k: v for k, v in p.fields.items() if k in names} for c, p in now.items()}
+        starts = [start] * len(routes) if isinstance(start, Mapping) else start
+        carried = [Relayed(fields=dict(fields)) for fields in starts]
+        stops = [route if callable(route) else _along(route) for route in routes]
+        relay = f"{self._step}-{self._asks}"
+        for stop in itertools.count(1):
+            following = {route: asked(carried[route]) for route, asked in enumerate(stops)}
+            now = {client: route for route, client in following.items() if client is not None}
+            if not now:
+                return carried
+            if len(now) < sum(client is not None for client in following.values()):
+                raise FedsynthError(f'Two routes of task "{task.name}" meet at one client, at stop {stop}.')
+            requests = {
+                client: self._request(
+                    task,
+                    [client],
+                    {name: value for name, value in carried[route].fields.items() if name in names},
+                    {"relay": relay, "route": f"{route}", "turn": carried[route].tried.count(client)},
+                )
+                for client, route in now.items()
+            }
             # No quorum here: a hop that fails is skipped, and who was missed is in the result.
-            replies = self._ask(task, {c: self._request(task, [c], f) for c, f in fields.items()}, quorum=0.0)
-            for client, payload in now.items():
-                if client in replies.failures:
-                    payload.failures[client] = replies.failures[client]
-                    continue
-                payload.fields |= replies[client].fields()
-                payload.visited.append(client)
-        return carried
+            replies = self._ask(task, requests, quorum=0.0)
+            for client, route in now.items():
+                carried[route].arrive(client, replies, names)
+        raise AssertionError("a count has no end")
 
     def compute(self, task: Task, jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Reply]:
         """Work of the server's own, by name, over the cores of its engine. Nothing of it crosses to a client."""
@@ -115,7 +129,9 @@ class Federation:
             self.participation.server_seconds += float(answer["seconds"])
         return done
 
-    def _request(self, task: Task, clients: Sequence[str], fields: Mapping[str, Any]) -> bytes:
+    def _request(
+        self, task: Task, clients: Sequence[str], fields: Mapping[str, Any], stop: Mapping[str, Any] | None = None
+    ) -> bytes:
         limit = {"budget": asdict(self.policy.budget)} if self.policy.budget else {}
         return encode(
             {
@@ -126,6 +142,7 @@ class Federation:
                 "round": self.round,
                 "states": {c: self._versions[c] for c in clients if c in self._versions},
                 **limit,
+                **(stop or {}),
                 "fields": fields,
             }
         )
@@ -142,7 +159,7 @@ class Federation:
         self.participation.notes.extend(answers.notes)
         replies = self._accept(task, requests, answers)
         ended = self.seconds, self.engine.clock
-        self.participation.timeline.add(task.name, self.round, began, ended, replies, replies.failures)
+        self.participation.timeline.add(task.name, self.round, began, ended, replies, replies.failures, answers.spans)
         for failure in replies.failures.values():
             if failure.kind == "over budget":
                 raise BudgetError(failure.message)
@@ -249,7 +266,7 @@ class Federation:
 
     def rounds(self, name: str, count: int, state: State) -> Iterator[int]:
         """Count rounds, from 1; after each the state is validated, recorded and kept. A resumed run goes on
-        after its last kept round, with `state` as it was then."""
+        after its last kept round, with `state` as it was then. A program that sets `state.finished` ends them early."""
         self._enter(name)
         if name in self._finished:
             state.__dict__.update(self.journal.phase(name)["state"])
@@ -270,7 +287,7 @@ class Federation:
             self._inside = ""
             if self.watcher:
                 stop = self.watcher.round_done(self, name, state)
-            last = stop or index == count or self._spent_up()
+            last = stop or index == count or vars(state).get("finished", False) or self._spent_up()
             if last:
                 self._finish(name, {"state": vars(state)})
             self._keep(None if last else name, index, state)
@@ -355,6 +372,12 @@ class Federation:
         self.engine.clock = kept["clock"]
         if self.watcher:
             self.watcher.restore(kept["watcher"])
+
+
+def _along(clients: Sequence[str]) -> Callable[[Relayed], str | None]:
+    """A route that was fixed beforehand."""
+    rest = iter(clients)
+    return lambda payload: next(rest, None)
 
 
 def _failure(client: str, answer: Mapping[str, Any]) -> Failure:

@@ -74,9 +74,10 @@ class TaskHost:
         seed, round_, step = request["seed"], request["round"], request["step"]
         state = PrivateState(self.store, client_id, request["states"].get(client_id))
         data = self._data_of(client_id)
-        budget = Budget(**request["budget"]) if "budget" in request else None
+        budget = Budget(**request["budget"]) if request.get("budget") else None
         client = Client(client_id, data, self.data.schema, state, seed, round_, self.device, budget, self.secret_noise)
-        with reproducible(derive(seed, "torch", task.name, client_id, round_)), measured_effort() as effort:
+        client.turn = request.get("turn", 0)
+        with reproducible(derive(seed, "torch", task.name, *client.occasion)), measured_effort() as effort:
             reply = task.run(client, request["fields"])
         if reply is None or reply is not client.released:
             raise TaskError(f'The task "{task.name}" returned something that did not go through client.release.')

@@ -32,7 +32,8 @@ NOISE = "noise"
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method. `controls` maps the name of a control to the settings of the method that it changes."""
+    """A registered method. `controls` maps the name of a control to the settings of the method that it changes;
+    `fedavg_when` are the settings with which it is FedAvg to the last bit, where there are any."""
 
     name: str
     program: Callable[[Federation, Any], Outcome]
@@ -40,6 +41,7 @@ class Method:
     model: str
     summary: str
     controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fedavg_when: Mapping[str, Any] | None = None
 
 
 _METHODS: dict[str, Method] = {}
@@ -50,16 +52,18 @@ def method(
     config: type[Any],
     model: str = "cnn",
     controls: Mapping[str, Mapping[str, Any]] | None = None,
+    fedavg_when: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Register a server program. `model` is the one its paper used, taken when an experiment names none.
 
     `controls` are variants that show where a gain comes from, as settings that differ from the method's own:
     `{"without synthesis": {"synthetic": "none"}, "noise": {"synthetic": "noise"}}`. `compare --controls` runs them.
+    `fedavg_when` are settings with which the method is FedAvg to the last bit; `verify-method` checks it.
     """
 
     def register(program: Callable[..., Outcome]) -> Callable[..., Outcome]:
         summary = (program.__doc__ or "").strip().split("\n")[0]
-        _METHODS[name] = Method(name, program, config, model, summary, controls or {})
+        _METHODS[name] = Method(name, program, config, model, summary, controls or {}, fedavg_when)
         return program
 
     return register

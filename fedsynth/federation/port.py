@@ -54,6 +54,7 @@ class Answers:
     replies: dict[str, Blob] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # worth telling, such as a task that had to be tried again
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # simulated, from and to, where time is
 
 
 class Engine(Protocol):

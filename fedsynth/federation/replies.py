@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,4 +37,20 @@ class Relayed:
 
     fields: dict[str, Any]
     visited: list[str] = field(default_factory=list)
-    failures: dict[str, Failure] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)  # the last of each client
+    tried: list[str] = field(default_factory=list)  # those who failed are among them
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each client, what is not handed on
+
+    def arrive(self, client: str, replies: Replies, handed_on: Collection[str]) -> None:
+        """Take what one client made of the payload, or note that it did not."""
+        self.tried.append(client)
+        if client in replies.failures:
+            self.failures[client] = replies.failures[client]
+            return
+        self.visited.append(client)
+        fields = replies[client].fields()
+        self.fields |= {name: value for name, value in fields.items() if name in handed_on}
+        self.reports[client] = {name: value for name, value in fields.items() if name not in handed_on}
+
+
+Route = Sequence[str] | Callable[[Relayed], str | None]

@@ -24,10 +24,10 @@ KEPT_STEPS = 2  # the journal keeps its last two checkpoints, so the versions of
 
 
 class StateStore:
-    """A folder per client with one file per version."""
+    """A folder per client with one file per version. `sync` makes each survive a power failure."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, sync: bool = False) -> None:
+        self.folder, self.sync = folder, sync
 
     def read(self, client: str, version: str) -> dict[str, Any]:
         """The values of one version; a sentence that names the client if it cannot be read."""
@@ -52,7 +52,7 @@ class StateStore:
         """Write a version atomically and drop those that no kept checkpoint can name any more."""
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, encode({"parent": parent, "step": step, "values": dict(values)}), sync=False)
+        write_atomically(path, encode({"parent": parent, "step": step, "values": dict(values)}), self.sync)
         self._prune(client, version, step)
 
     def _prune(self, client: str, version: str, step: int) -> None:

@@ -70,11 +70,15 @@ class Task:
 
     def run(self, client: Any, fields: Mapping[str, Any]) -> Reply:
         """Check the fields of a request and run the task on them."""
+        request = self.read_request(fields)
+        return self.function(client, **{name: getattr(request, name) for name in self.request_type.model_fields})
+
+    def read_request(self, fields: Mapping[str, Any]) -> BaseModel:
+        """Check the fields of a request."""
         try:
-            request = self.request_type(**fields)
+            return self.request_type(**fields)
         except ValidationError as error:
             raise TaskError(f'The request for task "{self.name}" does not fit it: {_first(error)}.') from None
-        return self.function(client, **{name: getattr(request, name) for name in self.request_type.model_fields})
 
     def read_reply(self, fields: Mapping[str, Any]) -> Reply:
         """Check the fields of a reply."""

@@ -31,12 +31,17 @@ class Timeline:
         end: Moment,
         answered: Iterable[str],
         failures: Mapping[str, Failure],
+        spans: Mapping[str, tuple[float, float]],
     ) -> None:
-        """Note one ask: a row per client, with "answered" or the kind of its failure."""
-        times = [round_to_ms(value) for pair in zip(start, end, strict=True) for value in pair]
+        """Note one ask: a row per client, with "answered" or the kind of its failure.
+
+        `spans` are the simulated times of single clients, where the engine knows them.
+        """
         outcomes = dict.fromkeys(answered, ANSWERED) | {c: str(f.kind) for c, f in failures.items()}
         for client, outcome in outcomes.items():
             if self.noted < KEPT_ROWS:
+                simulated = spans.get(client, (start[1], end[1]))
+                times = [round_to_ms(value) for value in (start[0], end[0], *simulated)]
                 self.rows.append([client, task, round, *times, outcome])
                 self.noted += 1
 

@@ -28,19 +28,25 @@ def weights_of(model: nn.Module) -> Weights:
     }
 
 
+class WeightsError(UserError):
+    """Weights that do not fit the model; the sentence tells names and shapes, never numbers."""
+
+
 def check_match(expected: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> None:
     """Refuse weights whose names or shapes are not the expected ones, naming the first that differs."""
     for name, tensor in expected.items():
         if name not in weights:
-            raise UserError(f'The weights lack "{name}" of this model; build the model they were made with.')
+            raise WeightsError(f'The weights lack "{name}" of this model; build the model they were made with.')
         if weights[name].shape != tensor.shape:
-            raise UserError(
+            raise WeightsError(
                 f'The weights hold "{name}" with shape {tuple(weights[name].shape)} but this model has '
                 f"{tuple(tensor.shape)}; build the model they were made with."
             )
     for name in weights:
         if name not in expected:
-            raise UserError(f'The weights hold "{name}", which this model lacks; build the model they were made with.')
+            raise WeightsError(
+                f'The weights hold "{name}", which this model lacks; build the model they were made with.'
+            )
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

@@ -176,7 +176,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
 }
 
 
-@method("agg_enhance", config=AggEnhanceConfig, model="agg_cnn", controls=CONTROLS)
+@method("agg_enhance", config=AggEnhanceConfig, model="agg_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0})
 def agg_enhance(fed: Federation, cfg: AggEnhanceConfig) -> Outcome:
     """The server tunes the aggregate on class interior points of the received models."""
     own = {name: getattr(cfg, name) for name in InteriorPoints.model_fields}

@@ -189,19 +189,19 @@ def at_server(cfg: ZdasConfig, **changes: Any) -> ZeroShotTuning:
     return ZeroShotTuning(**{name: getattr(cfg, name) for name in SERVER_KEYS} | changes)
 
 
-@method("fed_zdac", config=ZdacConfig, model="zda_cnn", controls=CONTROLS)
+@method("fed_zdac", config=ZdacConfig, model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
 def fed_zdac(fed: Federation, cfg: ZdacConfig) -> Outcome:
     """Clients train on their own data and on images made from the received model."""
     return loop_outcome(federated_loop(fed, cfg, local_data=at_clients(cfg)))
 
 
-@method("fed_zdas", config=ZdasConfig, model="zda_cnn", controls=CONTROLS)
+@method("fed_zdas", config=ZdasConfig, model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0})
 def fed_zdas(fed: Federation, cfg: ZdasConfig) -> Outcome:
     """The server tunes the average on images made from each received model."""
     return loop_outcome(federated_loop(fed, cfg, after=at_server(cfg)))
 
 
-@method("fed_zda", config=ZdaConfig, model="zda_cnn", controls=CONTROLS)
+@method("fed_zda", config=ZdaConfig, model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
 def fed_zda(fed: Federation, cfg: ZdaConfig) -> Outcome:
     """Images from models at clients and at the server, together or in turns."""
     turn = {"every": 2 * cfg.every} if cfg.turns == "alternate" else {}

@@ -14,7 +14,7 @@ class FedAvgConfig(LoopConfig):
     """FedAvg has no settings of its own."""
 
 
-@method("fedavg", config=FedAvgConfig)
+@method("fedavg", config=FedAvgConfig, fedavg_when={})
 def fedavg(fed: Federation, cfg: FedAvgConfig) -> Outcome:
     """Average of locally trained models, weighted by examples."""
     state = federated_loop(fed, cfg)

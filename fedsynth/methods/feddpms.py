@@ -139,7 +139,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
 }
 
 
-@method("fedvae", config=FedVaeConfig)
+@method("fedvae", config=FedVaeConfig, fedavg_when={"vae_weight": 0.0})
 def fedvae(fed: Federation, cfg: FedVaeConfig) -> Outcome:
     """FedAvg of a classifier that is trained together with a variational auto-encoder."""
     run = FedVae(fed, cfg, conditional=False)
@@ -148,7 +148,7 @@ def fedvae(fed: Federation, cfg: FedVaeConfig) -> Outcome:
     return Outcome(state.model)
 
 
-@method("feddpms", config=FedDpmsConfig, controls=CONTROLS)
+@method("feddpms", config=FedDpmsConfig, controls=CONTROLS, fedavg_when={"synthetic": "none"})
 def feddpms(fed: Federation, cfg: FedDpmsConfig) -> Outcome:
     """Clients share protected latent statistics and decode what they lack."""
     own_rate = cfg.vae_lr if cfg.autoencoder == "beside" else None

@@ -8,12 +8,13 @@ Deviations: none for the weights (the mean is unweighted, as in the paper); Batc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 
-from fedsynth.federation import Federation, Outcome, Replies, method
+from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.objectives import Dynamic
 from fedsynth.learning.training import FitResult, Objective
@@ -53,7 +54,7 @@ class DynamicServer(Aggregator, name="feddyn"):
 
     alpha: float = Field(0.01, gt=0, description="strength of the regulariser; the same as the clients'")
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         mean = weighted_mean((reply.model, 1) for reply in replies.values())
         h = memory.setdefault("h", {name: torch.zeros_like(model[name]) for name in sorted(setting.trained)})
         share = len(replies) / setting.clients

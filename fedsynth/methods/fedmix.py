@@ -72,7 +72,7 @@ class FedMixConfig(LoopConfig):
     limit: int = Field(1000, ge=1, description="averages kept by every client")
 
 
-@method("fedmix", config=FedMixConfig)
+@method("fedmix", config=FedMixConfig, fedavg_when={"ratio": 0.0})
 def fedmix(fed: Federation, cfg: FedMixConfig) -> Outcome:
     """Mixup with averaged images that clients exchange once."""
     rule = MixupRule(ratio=cfg.ratio)
@@ -85,6 +85,9 @@ def fedmix(fed: Federation, cfg: FedMixConfig) -> Outcome:
 def exchange(fed: Federation, cfg: FedMixConfig) -> dict[str, Any]:
     """Gather the clients' averages and hand a bounded collection of them to everybody."""
     replies = fed.broadcast(average_images, mean_of=cfg.mean_of)
+    if not replies:
+        fed.note("Nobody could be reached to exchange averages: clients train as in FedAvg.")
+        return {"averages": 0}
     images = torch.cat([reply.images for reply in replies.values()])
     labels = torch.cat([reply.labels for reply in replies.values()])
     rows = torch.from_numpy(fed.rng("averages").permutation(len(images))[: cfg.limit])

@@ -8,11 +8,12 @@ Deviations: for Adam, which the paper does not treat, ‖a_i‖₁ = τ_i. Batch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
-from fedsynth.federation import Federation, Outcome, Replies, method
+from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
@@ -31,7 +32,7 @@ class NormalisedMean(Aggregator, name="fednova"):
 
     unprotected: ClassVar[str] = "it needs the numbers of steps that clients send beside the weights"
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         mean = weighted_mean((reply.model, reply.examples) for reply in replies.values())
         examples = {client: reply.examples for client, reply in replies.items()}
         lengths = {client: effective_steps(reply.steps, setting.momentum) for client, reply in replies.items()}

@@ -22,7 +22,7 @@ class FedOptConfig(AdaptiveSettings, LoopConfig):
     search: ClassVar[dict[str, tuple[float, float]]] = {"server_lr": (1e-3, 0.3)}
 
 
-@method("fedopt", config=FedOptConfig)
+@method("fedopt", config=FedOptConfig, fedavg_when={"optimizer": "sgd", "server_lr": 1.0, "momentum": 0.0})
 def fedopt(fed: Federation, cfg: FedOptConfig) -> Outcome:
     """A server optimiser (Adam, Yogi, Adagrad, momentum) on the averaged change."""
     server = AdaptiveServer(**{name: getattr(cfg, name) for name in AdaptiveSettings.model_fields})

@@ -34,7 +34,7 @@ class FedProxConfig(LoopConfig):
     mu: float = Field(0.001, ge=0, description="weight of the proximal term")
 
 
-@method("fedprox", config=FedProxConfig)
+@method("fedprox", config=FedProxConfig, fedavg_when={"mu": 0.0})
 def fedprox(fed: Federation, cfg: FedProxConfig) -> Outcome:
     """FedAvg whose clients stay near the global model (proximal term)."""
     state = federated_loop(fed, cfg, objective=ProximalRule(mu=cfg.mu))

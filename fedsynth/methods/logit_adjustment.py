@@ -42,7 +42,7 @@ class LogitAdjustmentConfig(LoopConfig):
     smoothing: float = Field(1e-3, gt=0, description="examples added to each class before shares are taken")
 
 
-@method("logit_adjustment", config=LogitAdjustmentConfig)
+@method("logit_adjustment", config=LogitAdjustmentConfig, fedavg_when={"tau": 0.0})
 def logit_adjustment(fed: Federation, cfg: LogitAdjustmentConfig) -> Outcome:
     """FedAvg whose clients allow for their own class shares in the loss."""
     state = federated_loop(fed, cfg, objective=LogitAdjustmentRule(tau=cfg.tau, smoothing=cfg.smoothing))

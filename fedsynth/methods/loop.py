@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsynth.data.dataset import Schema
 from fedsynth.errors import ConfigError
-from fedsynth.federation import Client, Federation, Outcome, Replies, Reply, State, leaves, task
+from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.aggregators import only, pooled_statistics
 from fedsynth.learning.models import Classifier, ModelSpec, build_model, instantiate
@@ -24,15 +24,15 @@ from fedsynth.methods.protection import (
     NOISE,
     Protection,
     all_guarantees,
+    bare_noise_guarantee,
     check_data_and_tuning,
     check_protection,
     chosen_protection,
-    laplace_guarantee,
     planned_effort,
     private_fit,
     protected_update,
     update_guarantee,
-    with_laplace,
+    with_bare_noise,
     with_server_noise,
 )
 from fedsynth.methods.settings import MethodConfig
@@ -120,7 +120,7 @@ class Slots:
     def next_model(
         self,
         model: Weights,
-        replies: Replies,
+        replies: Mapping[str, Any],
         memory: dict[str, Any],
         setting: Setting,
         noisy: Callable[[Weights], Weights] = lambda target: target,
@@ -140,7 +140,13 @@ class Slots:
         return fields
 
     def tuned(
-        self, fed: Federation, cfg: LoopConfig, state: State, replies: Replies, training: LocalTraining, index: int
+        self,
+        fed: Federation,
+        cfg: LoopConfig,
+        state: State,
+        replies: Mapping[str, Any],
+        training: LocalTraining,
+        index: int,
     ) -> Weights:
         """The new model as the slot after the aggregate leaves it."""
         if not self.after.active(index):
@@ -191,8 +197,8 @@ def train(
     shared, examples, guarantees = shared_entries(client, net, keeps), len(client.data.train), {}
     if protection is not None:
         trained = [name for name, _ in net.named_parameters() if name in shared]
-        shared = with_laplace(shared, trained, protection, client.noise_rng(NOISE))
-        guarantees = {"model": laplace_guarantee(protection)}
+        shared = with_bare_noise(shared, trained, protection, client.noise_rng(NOISE))
+        guarantees = {"model": bare_noise_guarantee(protection)}
     if remember:  # the client will be asked about it, later in this round
         client.state["trained"] = weights_of(net) | shared
     update = Update(model=shared, examples=examples, loss=result.loss, steps=result.steps, extra=extra)
@@ -207,7 +213,7 @@ def train_protected(
     names = {name for name, p in net.named_parameters() if p.requires_grad} - kept_entries(net, keeps)
     with planned_effort(client, visit.training):
         if protection.updates == "dp_sgd":
-            guarantee = private_fit(client, net, visit.training, protection)
+            guarantee = private_fit(client, net, x, visit.labels, visit.training, protection)
             shared = model | only(shared_entries(client, net, keeps), names)
         else:
             fit_by_rule(visit, rule, x, visit.labels)
@@ -367,5 +373,5 @@ def loop_outcome(state: State) -> Outcome:
 
 def recalibrated(fed: Federation, cfg: LoopConfig, model: Weights, clients: list[str]) -> Weights:
     """BatchNorm's statistics of the new model over the data of the round's clients, from what each of them measured."""
-    replies: Replies = fed.broadcast(measure, to=clients, model=model, spec=cfg.model)
+    replies = fed.broadcast(measure, to=clients, model=model, spec=cfg.model)
     return pooled_statistics((reply.buffers, reply.examples) for reply in replies.values()) if replies else {}

@@ -57,7 +57,7 @@ class MoonConfig(LoopConfig):
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive term")
 
 
-@method("moon", config=MoonConfig)
+@method("moon", config=MoonConfig, fedavg_when={"mu": 0.0})
 def moon(fed: Federation, cfg: MoonConfig) -> Outcome:
     """FedAvg with a contrastive term between the client's, the global and the previous model."""
     state = federated_loop(fed, cfg, objective=ContrastiveRule(mu=cfg.mu, temperature=cfg.temperature))

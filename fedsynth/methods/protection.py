@@ -3,7 +3,8 @@
 With protection on, a reply holds protected weights and else only constants, the same for every client: no number of
 examples, loss or number of steps leaves, and so all clients weigh alike. Work is counted as planned, not as done.
 
-Laplace noise on weights that were not clipped, as in AggEnhance's paper, proves nothing: all else leaves as ever.
+Noise on weights that were not clipped (Laplace in AggEnhance's paper, Gaussian in GANDALF's) proves nothing: all else
+leaves as ever.
 """
 
 from __future__ import annotations
@@ -34,7 +35,15 @@ from fedsynth.methods.slots import (
     OwnExamples,
     Plain,
 )
-from fedsynth.privacy import Event, GaussianEvent, Guarantee, PureEvent, gaussian_sigma, sampled_gaussian_noise
+from fedsynth.privacy import (
+    Event,
+    GaussianEvent,
+    Guarantee,
+    PureEvent,
+    gaussian_epsilon,
+    gaussian_sigma,
+    sampled_gaussian_noise,
+)
 from fedsynth.privacy.config import NoiseAt
 from fedsynth.privacy.dpsgd import dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.mechanisms import add_gaussian, add_laplace, clip_weights
@@ -51,7 +60,7 @@ class Protection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    updates: Literal["dp_sgd", "clipped", "laplace"]
+    updates: Literal["dp_sgd", "clipped", "laplace", "gaussian"]
     clip: float
     noise: float | None
     noise_at: NoiseAt
@@ -62,7 +71,7 @@ class Protection(BaseModel):
     @property
     def proves(self) -> bool:
         """Whether anything is proven about the updates."""
-        return self.updates != "laplace"
+        return self.updates in ("dp_sgd", "clipped")
 
     @property
     def multiplier(self) -> float:
@@ -129,7 +138,7 @@ def check_data_and_tuning(protection: Protection, local_data: LocalData, after: 
     for value in (local_data, after):
         if value.unprotected:
             raise ConfigError(f'{wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.')
-    if not isinstance(local_data, OwnExamples):
+    if not isinstance(local_data, OwnExamples) and not (protection.updates == "dp_sgd" and local_data.post_processing):
         raise ConfigError(f'{wanted} cannot be used with local_data "{local_data.name}": it is for own examples.')
     if after.asks_clients:
         raise ConfigError(
@@ -162,10 +171,11 @@ def planned_effort(client: Client, training: LocalTraining) -> Iterator[None]:
     count_examples(training.epochs * max(1, len(client.data.train)))
 
 
-def private_fit(client: Client, net: nn.Module, training: LocalTraining, protection: Protection) -> Guarantee:
-    """Train by DP-SGD; what that proves about the weights."""
-    x, y = client.data.train.tensors()
-    noise = client_noise(client, training, protection)
+def private_fit(
+    client: Client, net: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, protection: Protection
+) -> Guarantee:
+    """Train by DP-SGD; what that proves about the weights. Made examples among (x, y) are treated like records."""
+    noise = client_noise(client, len(x), training, protection)
     done = dp_fit(
         net,
         x,
@@ -188,11 +198,10 @@ def private_fit(client: Client, net: nn.Module, training: LocalTraining, protect
     )
 
 
-def client_noise(client: Client, training: LocalTraining, protection: Protection) -> float:
+def client_noise(client: Client, examples: int, training: LocalTraining, protection: Protection) -> float:
     """The noise multiplier: the given one, or the smallest that keeps all rounds of this client within the target."""
     if protection.target is None:
         return protection.multiplier
-    examples = len(client.data.train)
     rate = dp_rate(examples, training.batch_size)
     steps = protection.rounds * dp_steps(examples, training.batch_size, training.epochs)
     wanted = [protection.target, protection.delta, rate, steps]
@@ -215,18 +224,29 @@ def protected_update(
     return received | {name: (received[name].double() + s).to(received[name].dtype) for name, s in noisy.items()}
 
 
-def with_laplace(weights: Weights, names: Collection[str], protection: Protection, rng: np.random.Generator) -> Weights:
-    """Laplace noise on every one of the named weights, as long as they are (AggEnhance, eq. 20)."""
-    return weights | {name: add_laplace(weights[name], protection.multiplier, rng) for name in sorted(names)}
+def with_bare_noise(
+    weights: Weights, names: Collection[str], protection: Protection, rng: np.random.Generator
+) -> Weights:
+    """Noise on every one of the named weights, as they are (AggEnhance, eq. 20; GANDALF, algorithms 1 and 3)."""
+    add = add_laplace if protection.updates == "laplace" else add_gaussian
+    return weights | {name: add(weights[name], protection.multiplier, rng) for name in sorted(names)}
 
 
-def laplace_guarantee(protection: Protection) -> Guarantee:
+def bare_noise_guarantee(protection: Protection) -> Guarantee:
     """What is proven about such weights: nothing."""
+    kind, claimed = "Laplace", "the paper calls it differential privacy and gives no ε"
+    if protection.updates == "gaussian":
+        epsilon = gaussian_epsilon(1 / protection.multiplier, protection.delta)
+        kind = "Gaussian"
+        claimed = (
+            f"granting the sensitivity that the paper assumes and nothing enforces, ε = {epsilon:.1e} at "
+            f"δ = {protection.delta:g} each time it leaves"
+        )
     return Guarantee.none(
-        mechanism=f"Laplace noise of scale {protection.multiplier:g} on every weight, without clipping",
+        mechanism=f"{kind} noise of scale {protection.multiplier:g} on every weight, without clipping",
         not_covered="everything: a weight that is not clipped has no sensitivity, so nothing is proven by any noise "
         "on it; BatchNorm's statistics get none",
-        claimed="the paper calls it differential privacy and gives no ε",
+        claimed=claimed,
     )
 
 

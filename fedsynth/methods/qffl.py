@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from fedsynth.federation import Federation, Outcome, Replies, method
+from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.aggregators import only, squared_distance, weighted_mean
 from fedsynth.learning.training import FitResult, evaluate
 from fedsynth.learning.weights import Weights, load_weights
@@ -46,7 +47,7 @@ class FairMean(Aggregator, name="qffl"):
 
     q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         shares: dict[str, float] = {}
         divisor = 0.0
         for client, reply in replies.items():
@@ -70,7 +71,7 @@ class QfflConfig(LoopConfig):
     q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
 
 
-@method("qffl", config=QfflConfig)
+@method("qffl", config=QfflConfig, fedavg_when={"q": 0.0})
 def qffl(fed: Federation, cfg: QfflConfig) -> Outcome:
     """Fair averaging: clients with a larger loss weigh more."""
     state = federated_loop(fed, cfg, objective=ReportLoss(), aggregator=FairMean(q=cfg.q))

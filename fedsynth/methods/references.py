@@ -79,7 +79,7 @@ def local(fed: Federation, cfg: LocalConfig) -> Outcome:
     return Outcome(None, personal="alone", no_global="every client trains alone")
 
 
-@method("finetune", config=FinetuneConfig)
+@method("finetune", config=FinetuneConfig, fedavg_when={})
 def finetune(fed: Federation, cfg: FinetuneConfig) -> Outcome:
     """FedAvg, then every client fine-tunes the global model for itself."""
     state = federated_loop(fed, cfg)

@@ -30,7 +30,7 @@ class KrumConfig(LoopConfig):
     keep: int = Field(1, ge=1, description="how many updates are averaged (more than 1: multi-Krum)")
 
 
-@method("trimmed_mean", config=TrimmedMeanConfig)
+@method("trimmed_mean", config=TrimmedMeanConfig, fedavg_when={"trim": 0.0})
 def run_trimmed_mean(fed: Federation, cfg: TrimmedMeanConfig) -> Outcome:
     """Averaging without the extremes, coordinate by coordinate."""
     state = federated_loop(fed, cfg, aggregator=TrimmedMean(trim=cfg.trim))
@@ -44,7 +44,7 @@ def run_median(fed: Federation, cfg: MedianConfig) -> Outcome:
     return loop_outcome(state)
 
 
-@method("krum", config=KrumConfig)
+@method("krum", config=KrumConfig, fedavg_when={"byzantine": 0, "keep": 10**6})
 def run_krum(fed: Federation, cfg: KrumConfig) -> Outcome:
     """The update nearest to the others (or the mean of the best few)."""
     state = federated_loop(fed, cfg, aggregator=Krum(byzantine=cfg.byzantine, keep=cfg.keep))

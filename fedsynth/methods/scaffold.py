@@ -11,13 +11,14 @@ All clients weigh alike in the averages, as in the paper.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from fedsynth.federation import Federation, Outcome, Replies, method
+from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.objectives import ControlVariates
 from fedsynth.learning.training import FitResult, Objective
@@ -87,7 +88,7 @@ class ScaffoldServer(Aggregator, name="scaffold"):
         zero = {name: torch.zeros_like(model[name]) for name in sorted(setting.trained)}
         return {"control": memory.setdefault("control", zero)}
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         mean = weighted_mean((reply.model, 1) for reply in replies.values())
         change = weighted_mean((reply.extra["control_change"], 1) for reply in replies.values())
         share = len(replies) / setting.clients

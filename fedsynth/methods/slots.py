@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from torch import Tensor
 
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.federation import Client, Federation, Replies
+from fedsynth.federation import Client, Federation
 from fedsynth.learning.aggregators import krum, median, trimmed_mean, weighted_mean
 from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
@@ -99,7 +99,12 @@ class Plain(LocalRule, name="plain"):
 
 
 class LocalData(SlotValue, slot="local_data"):
-    """What a client trains on: its own examples, or more."""
+    """What a client trains on: its own examples, or more.
+
+    `post_processing`: what it adds is made from protected releases alone, however the client's own records are.
+    """
+
+    post_processing: ClassVar[bool] = False
 
     def check(self, net: Classifier) -> None:
         """Refuse a model that this cannot work with, before the first round."""
@@ -143,7 +148,7 @@ class Aggregator(SlotValue, slot="aggregator"):
         """What to send beside the model."""
         return {}
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         """The clients' average, or what stands in its place."""
         raise NotImplementedError
 
@@ -153,7 +158,7 @@ class Mean(Aggregator, name="mean"):
 
     weights: Literal["examples", "equal"] = Field("examples", description="what a client weighs")
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         return weighted_mean((r.model, r.examples if self.weights == "examples" else 1) for r in replies.values())
 
 
@@ -162,14 +167,14 @@ class TrimmedMean(Aggregator, name="trimmed_mean"):
 
     trim: float = Field(0.1, ge=0, lt=0.5, description="share of values left out at each end")
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         return trimmed_mean([(r.model, r.examples) for r in replies.values()], self.trim)
 
 
 class Median(Aggregator, name="median"):
     """The median, coordinate by coordinate."""
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         return median([(r.model, r.examples) for r in replies.values()])
 
 
@@ -179,7 +184,7 @@ class Krum(Aggregator, name="krum"):
     byzantine: int = Field(1, ge=0, description="how many clients may lie")
     keep: int = Field(1, ge=1, description="how many updates are averaged (more than 1: multi-Krum)")
 
-    def combine(self, model: Weights, replies: Replies, memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
         return krum([(r.model, r.examples) for r in replies.values()], self.byzantine, self.keep, setting.trained)
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fedsynth.privacy.budget import Budget
 
-Updates = Literal["none", "dp_sgd", "clipped", "laplace"]
+Updates = Literal["none", "dp_sgd", "clipped", "laplace", "gaussian"]
 NoiseAt = Literal["client", "server"]
 
 SMALLEST, LARGEST = 1e-9, 1e9  # of noise and clip: far beyond sense on both sides
@@ -27,15 +27,15 @@ class PrivacyConfig(BaseModel):
     )
     updates: Updates = Field(
         "none",
-        description="how model updates are protected: dp_sgd, each record; clipped, each client as a whole; laplace, "
-        "as AggEnhance was published: noise that proves nothing",
+        description="how model updates are protected: dp_sgd, each record; clipped, each client as a whole; laplace "
+        "and gaussian, as AggEnhance and GANDALF were published: noise that proves nothing",
     )
     clip: float = Field(
         1.0, description="longest gradient of a record (dp_sgd) or update of a client (clipped); the rest is cut"
     )
     noise: float = Field(
         1.0,
-        description="noise multiplier: standard deviation of the noise divided by clip; laplace: scale of the noise",
+        description="noise multiplier: standard deviation of the noise divided by clip; laplace, gaussian: its scale",
     )
     noise_at: NoiseAt = Field(
         "client", description="clipped: who adds the noise; server protects against everybody but the server"
@@ -62,10 +62,10 @@ class PrivacyConfig(BaseModel):
             raise ValueError(f'noise_at = "server" belongs to updates = "clipped", not "{self.updates}"')
         for name in ("clip", "target"):
             value = getattr(self, name)
-            if self.updates == "laplace" and value != type(self).model_fields[name].default:
+            if self.updates in ("laplace", "gaussian") and value != type(self).model_fields[name].default:
                 raise ValueError(
-                    f'{name} = {value} does not go with updates = "laplace", which cuts nothing and so proves nothing; '
-                    'choose "clipped"'
+                    f'{name} = {value} does not go with updates = "{self.updates}", which cuts nothing and '
+                    'so proves nothing; choose "clipped"'
                 )
         return self
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedsynth.data.federated import FederatedData
+from fedsynth.data.described import RunData
 from fedsynth.federation.participation import Participation
 from fedsynth.report.plots import plot_curves, plot_split
 from fedsynth.runfolder import write_json
@@ -21,7 +21,7 @@ def write_record(
     rows: list[dict[str, Any]],
     judged: dict[str, Any],
     participation: Participation,
-    data: FederatedData,
+    data: RunData,
 ) -> None:
     """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, split.png and curves.png."""
     write_csv(folder / "metrics.csv", [flat(row) for row in rows])
@@ -71,7 +71,7 @@ def flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def _client_rows(per_client: dict[str, dict[str, Any]], data: FederatedData) -> list[dict[str, Any]]:
+def _client_rows(per_client: dict[str, dict[str, Any]], data: RunData) -> list[dict[str, Any]]:
     clients: dict[str, dict[str, Any]] = {}
     for view, by_client in per_client.items():
         for client, values in by_client.items():

@@ -112,3 +112,29 @@ def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def plot_stress(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Accuracy against the share of trouble: a panel for each kind, a line for each method."""
+    troubles = list(dict.fromkeys(row["trouble"] for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    figure = _figure(3.2 * len(troubles) + 0.8, 3.4)
+    panels = figure.subplots(1, len(troubles), sharey=True, squeeze=False)[0]
+    for axes, trouble in zip(panels, troubles, strict=True):
+        for number, method in enumerate(methods):
+            found = [row for row in rows if (row["method"], row["trouble"]) == (method, trouble)]
+            axes.errorbar(
+                [row["share"] for row in found],
+                [100 * row["accuracy"] for row in found],
+                [100 * (row["std"] or 0) for row in found],
+                color=f"C{number % 10}",
+                marker="osD^v<>p*h"[number % 10],
+                capsize=2,
+                label=method,
+            )
+        axes.set_title(trouble, fontsize=10)
+        axes.set_xlabel("share")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("accuracy, %")
+    panels[-1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)

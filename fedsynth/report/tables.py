@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsynth.data.check import Check
 from fedsynth.privacy import ledger_words
+from fedsynth.report.coverage import missed_words
 from fedsynth.report.intervals import Interval, paired_difference
 
 DIFFERENCE = "difference"
@@ -168,6 +169,7 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("cost", f"{sent}, {summary['client_epochs']:.0f} client epochs, {summary['seconds']:.1f} s"))
     if summary["failed"]:
         lines.append(("failures", f"{summary['failed']} requests were not answered; see participation.json"))
+    lines.extend(("missing", missed_words(missed)) for missed in summary.get("missed", [])[:10])
     lines.extend(("note", note) for note in summary["notes"])
     if summary["norm_buffers"] != "average":
         lines.append(("norm statistics", summary["norm_buffers"]))

@@ -269,3 +269,14 @@ def test_check_finds_examples_held_twice(tmp_path):
         pd.DataFrame({"u": [1, 2], "v": [3, 5], "label": [0, 1]}).to_csv(tmp_path / f"{client}.csv", index=False)
     problems = " ".join(check_data(DataConfig(name=f"clients:{tmp_path}")).problems)
     assert "2 training examples are held by more than one client" in problems
+
+
+def test_label_noise_makes_a_share_of_the_training_labels_wrong_and_no_other():
+    partition = {"name": "iid", "num_clients": 3}
+    clean = load_federated(DataConfig(name="digits", limit=300), partition, seed=0)
+    noisy = load_federated(DataConfig(name="digits", limit=300, label_noise=0.25), partition, seed=0)
+    train = clean.pooled("train")
+    assert (train.y != noisy.pooled("train").y).sum() == round(0.25 * len(train))
+    for part in ("validation", "test"):
+        assert (clean.pooled(part).y == noisy.pooled(part).y).all()
+    assert (clean.test.y == noisy.test.y).all()

@@ -24,7 +24,10 @@ from fedsynth.federation.methods import all_methods
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLE = "examples/my_method.py"
-COMMANDS = {"methods", "run", "resume", "compare", "partition", "check", "report", "dashboard", "quality", "export"}
+COMMANDS = {
+    *("methods", "run", "resume", "compare", "partition", "check", "report", "dashboard", "quality", "export"),
+    *("deploy", "site", "stress", "verify-method"),
+}
 CHEAP = ["fedsynth methods", "fedsynth methods fedprox", "fedsynth check digits"]
 
 

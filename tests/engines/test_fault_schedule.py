@@ -92,6 +92,44 @@ def test_the_clock_advances_by_the_slowest(federate, digits):
     assert fed.engine.clock == pytest.approx(slowest + 2.0 + 0.5 * digits.train_size("0"))
 
 
+def test_the_routes_of_a_relay_run_side_by_side_each_at_its_own_pace(federate, digits):
+    def hop(client: str) -> float:
+        return 2.0 + 0.5 * digits.train_size(client)
+
+    fed = federate(faults=FaultConfig(delay=2.0, seconds_per_example=0.5))
+    routes = [["0", "1"], ["2", "3"]]
+    slowest = max(sum(map(hop, route)) for route in routes)
+    for times in (1, 2):  # the next relay begins when the slowest route of the last has ended
+        fed.relay(fs_visit, {}, routes)
+        assert fed.engine.clock == pytest.approx(times * slowest)
+    fed.broadcast(fs_visit, to=["0"])
+    assert fed.engine.clock == pytest.approx(2 * slowest + hop("0"))
+
+
+def test_a_silent_client_costs_the_deadline_or_a_heartbeat(federate):
+    def waited(**config) -> float:
+        fed = federate(policy=LENIENT, faults=FaultConfig(dropout=1.0, delay=1.0, **config))
+        fed.broadcast(fs_visit)
+        return fed.engine.clock
+
+    assert waited() == 1.0
+    assert waited(deadline=60.0) == 60.0
+    assert waited(deadline=60.0, heartbeat=5.0) == 5.0
+    assert waited(deadline=4.0, heartbeat=5.0) == 4.0
+
+
+def test_a_client_that_breaks_down_is_missed_a_heartbeat_later(federate):
+    def waited(**config) -> float:
+        faults = FaultConfig(failure=1.0, delay=1.0, seconds_per_example=1.0, **config)
+        fed = federate(policy=LENIENT, faults=faults)
+        fed.broadcast(fs_visit, to=["0"])
+        return fed.engine.clock
+
+    noticed_at_once = waited()
+    assert waited(heartbeat=5.0) == pytest.approx(noticed_at_once + 5.0)
+    assert waited(deadline=1000.0) == 1000.0
+
+
 def test_those_slower_than_the_deadline_time_out_and_are_not_waited_for(federate, digits):
     sizes = sorted(map(digits.train_size, digits.clients))
     limit = (sizes[1] + sizes[2]) / 2
@@ -164,3 +202,39 @@ def test_faults_and_a_quorum_stop_the_run(federate):
 def test_an_impossible_schedule_is_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         FaultConfig(**wrong)
+
+
+def test_the_late_are_an_exact_share_and_always_the_same(federate):
+    rows = failures_of(federate(policy=LENIENT, faults=FaultConfig(late=0.5, deadline=9.0)), 4)
+    assert {frozenset(row) for row in rows} == {frozenset(rows[0])}
+    assert len(rows[0]) == 2
+    assert set(rows[0].values()) == {"timeout"}
+    more = failures_of(federate(policy=LENIENT, faults=FaultConfig(late=0.75)), 1)
+    assert set(rows[0]) < set(more[0])
+
+
+class Numbers(Reply):
+    weights: dict[str, torch.Tensor] = leaves("some weights")
+    count: int = leaves("a number")
+
+
+@task
+def fs_numbers(client: Client) -> Numbers:
+    return client.release(Numbers(weights={"w": torch.full((50,), 3.0), "n": torch.tensor(7)}, count=4))
+
+
+@pytest.mark.parametrize("lie", ["noise", "negated"])
+def test_byzantine_clients_send_other_numbers_and_the_honest_do_not(federate, lie):
+    fed = federate(faults=FaultConfig(byzantine=0.25, lie=lie))
+    replies = fed.broadcast(fs_numbers)
+    lies = {client for client, reply in replies.items() if not torch.equal(reply.weights["w"], torch.full((50,), 3.0))}
+    assert len(lies) == 1
+    reply = replies[next(iter(lies))]
+    assert reply.count == 4
+    assert reply.weights["n"] == 7
+    if lie == "negated":
+        assert torch.equal(reply.weights["w"], torch.full((50,), -3.0))
+    else:
+        assert 2 < reply.weights["w"].std() < 4
+    again = federate(faults=FaultConfig(byzantine=0.25, lie=lie)).broadcast(fs_numbers)
+    assert all(torch.equal(again[c].weights["w"], replies[c].weights["w"]) for c in replies)

@@ -51,6 +51,17 @@ def as_draw(client: Client) -> Echo:
     return client.release(Echo(text=f"{client.rng('test').random()} {torch.rand(1).item()}"))
 
 
+class HandedOn(Reply):
+    drawn: list[float] = leaves("random numbers")
+    place: int = leaves("how many came before")
+
+
+@task
+def as_hand_on(client: Client, drawn: list[float]) -> HandedOn:
+    numbers = [*drawn, float(client.rng("draw").random())]
+    return client.release(HandedOn(drawn=numbers, place=len(drawn)))
+
+
 LENIENT = Policy(quorum=0.0)
 
 
@@ -102,6 +113,31 @@ def test_a_relay_that_fails_everywhere_returns_what_it_was_given(federate):
     [bag] = fed.relay(as_add, {"path": [], "total": torch.ones(1), "broken": list("0123")}, [["0", "1"]])
     assert bag.visited == []
     assert bag.fields["total"].item() == 1
+
+
+def test_a_route_may_be_asked_who_comes_next(federate):
+    fed = federate(policy=LENIENT)
+
+    def again_until_three(payload) -> str | None:
+        return None if len(payload.visited) == 3 else "2" if payload.tried.count("1") == 2 else "1"
+
+    start = {"path": [], "total": torch.zeros(1), "broken": []}
+    first, second = fed.relay(as_add, [start, start | {"path": ["x"]}], [again_until_three, ["3"]])
+    assert first.tried == first.visited == first.fields["path"] == ["1", "1", "2"]
+    assert second.fields["path"] == ["x", "3"]
+
+
+def test_a_client_that_a_relay_comes_back_to_draws_other_numbers(federate):
+    for where in ({"workers": 0}, {"workers": 2}, {"wire": True}):
+        [bag] = federate(**where).relay(as_hand_on, {"drawn": []}, [["0", "1", "0", "0"]])
+        assert len(set(bag.fields["drawn"])) == 4
+        alone = federate(**where).broadcast(as_hand_on, to=["0"], drawn=[])["0"].drawn
+        assert bag.fields["drawn"][0] == alone[0]  # the first visit is as ever
+
+
+def test_what_is_not_handed_on_is_kept_for_each_client(federate):
+    [bag] = federate().relay(as_hand_on, {"drawn": []}, [["0", "1"]])
+    assert {client: report["place"] for client, report in bag.reports.items()} == {"0": 0, "1": 1}
 
 
 def test_routes_that_meet_at_a_client_are_refused(federate):

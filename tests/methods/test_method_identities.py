@@ -34,6 +34,8 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "Krum that keeps all": ("krum", {"byzantine": 0, "keep": 9}),
     "AggEnhance without tuning": ("agg_enhance", {"tune_epochs": 0}),
     "AggEnhance after the last round": ("agg_enhance", {"start_round": 4}),
+    "static augmentation without copies": ("static_augmentation", {"copies": 0}),
+    "data sharing of nothing": ("data_sharing", {"share": 0}),
 }
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
@@ -98,6 +100,9 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC": ("fed_zdac", {"steps": 2, "per_class": 1, "start_round": 2}),
     "Fed-ZDAS": ("fed_zdas", {"steps": 2, "per_class": 1, "start_round": 2}),
     "Fed-ZDA": ("fed_zda", {"steps": 2, "per_class": 1, "start_round": 2}),
+    "static augmentation": ("static_augmentation", {}),
+    "data sharing": ("data_sharing", {}),
+    "Astraea": ("astraea", {}),
 }
 
 
@@ -177,11 +182,11 @@ def test_one_client_with_all_the_data_is_central_training(
 ZERO_SHOT = ("fed_zdac", "fed_zdas", "fed_zda")
 ORDER_METHODS = [
     *("fedavg", "scaffold", "fednova", "feddyn", "qffl", "moon", "fedopt", "logit_adjustment"),
-    *("median", "trimmed_mean", "krum"),
+    *("median", "trimmed_mean", "krum", "static_augmentation"),
 ]
 
 
-@pytest.mark.parametrize("method", [*ORDER_METHODS, "agg_enhance", "fed_zdac", "fed_zdas"])
+@pytest.mark.parametrize("method", [*ORDER_METHODS, "agg_enhance", "fed_zdac", "fed_zdas", "data_sharing", "astraea"])
 def test_order_in_which_replies_arrive_changes_nothing(
     method: str, digits: FederatedData, run_method: RunMethod
 ) -> None:

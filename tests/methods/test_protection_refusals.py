@@ -17,7 +17,7 @@ from fedsynth.methods.loop import LoopConfig
 from fedsynth.privacy import PrivacyConfig
 
 RunMethod = Callable[..., Finished]
-OUTSIDE = ["centralised", "feddpms", "fedvae", "finetune", "local"]
+OUTSIDE = ["astraea", "centralised", "feddpms", "fedvae", "finetune", "local"]
 """Built-in methods that do not train in the shared loop, or not only."""
 
 REASONS = {
@@ -35,6 +35,8 @@ REASONS = {
             "fednova": 'aggregator "fednova": it needs the numbers of steps',
             "fed_zdac": 'local_data "zero_shot": its images need the statistics that BatchNorm layers store',
             "fed_zdas": 'after "zero_shot": its images need the statistics that BatchNorm layers store',
+            "static_augmentation": 'local_data "kept": it is for own examples',
+            "data_sharing": 'local_data "kept": it is for own examples',
             "fed_zda": 'local_data "zero_shot": its images need the statistics that BatchNorm layers store',
         }.items()
     },
@@ -127,7 +129,10 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("updates=dpsgd", "updates = 'dpsgd' cannot be used: input should be 'none', 'dp_sgd', 'clipped' or 'laplace'"),
+        (
+            "updates=dpsgd",
+            "updates = 'dpsgd' cannot be used: input should be 'none', 'dp_sgd', 'clipped', 'laplace' or 'gaussian'",
+        ),
         ("noise=0", "noise = 0 cannot be used: it must be more than 0, because nothing is proven without"),
         ("noise=-1", "noise = -1 cannot be used: it must be more than 0"),
         ("noise=inf", "noise = inf cannot be used: input should be a finite number"),

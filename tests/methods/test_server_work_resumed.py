@@ -1,4 +1,4 @@
-"""What the server keeps between rounds goes through checkpoints: a run that stops and goes on has the same bits."""
+"""What the server and the clients keep between rounds goes through checkpoints: a stopped run goes on with its bits."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("feddpms", {"after": {"name": "interior_points", **POINTS}}, "tune_model"),
     ("fed_zdac", IMAGES, "train"),
     ("fed_zda", IMAGES, "tune_model"),
+    ("static_augmentation", {}, "train"),
+    ("data_sharing", {}, "train"),
+    ("astraea", {"groups": 4}, "train_in_turn"),
 ]
 
 

@@ -1,0 +1,64 @@
+"""The study of GANDALF behind docs/results.md.
+
+    FEDSYNTH_DATA=/path/to/data python benchmarks/gandalf.py --runs /tmp/gandalf --jobs 2
+    python benchmarks/gandalf.py --runs /tmp/gandalf --table docs/results/gandalf.csv
+
+Killed and started again it goes on where it was. `--only TEXT` runs the parts whose names contain TEXT.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from harness import Part, Table, main
+
+ROWS: dict[str, Table] = {
+    "fedavg": {"name": "fedavg"},
+    "static augmentation": {"name": "static_augmentation"},
+    "Astraea": {"name": "astraea"},
+    "logit adjustment": {"name": "logit_adjustment"},
+    "GANDALF": {"name": "gandalf"},
+    "GANDALF, noise": {"name": "gandalf", "synthetic": "noise", "gan_steps": 0},
+    "GANDALF, without synthesis": {"name": "gandalf", "synthetic": "none", "static": False},
+    "GANDALF, real samples": {"name": "gandalf", "synthetic": "real", "gan_steps": 0},
+    "Private FL-GAN": {"name": "private_fl_gan"},
+    "SDA-FL": {"name": "sda_fl"},
+    "FedDPGAN": {"name": "feddpgan"},
+    "data sharing": {"name": "data_sharing"},
+    "data centre": {"name": "centralised"},
+}
+"""Rows with 2 classes per client. Images of the controls are replaced, so their GANs need no training."""
+FEW = ("SDA-FL", "FedDPGAN", "GANDALF, real samples", "data centre")
+MAIN = {name: ROWS[name] for name in ("fedavg", "static augmentation", "Astraea", "GANDALF", "data sharing")}
+
+
+def setting(data: str, partition: Table) -> Table:
+    """20 clients with 200 images each, less those for validation."""
+    return {
+        "data": {"name": data, "limit": 4000, "validation": 0.1, "test": 0.0},
+        "partition": {"num_clients": 20, **partition},
+        "model": {"name": "cnn"},
+        "train": {"rounds": 20, "local_epochs": 2, "batch_size": 32, "lr": 0.05},
+        "evaluation": {"test_curve": True},
+    }
+
+
+MAJOR = {"name": "major_minor"}
+PARTS = [
+    *(
+        Part(f"{data}-2-class", partial(setting, data, {"name": "n_class", "n": 2}), ROWS, few=FEW)
+        for data in ("mnist", "fashion-mnist")
+    ),
+    *(
+        Part(f"{data}-{name}", partial(setting, data, split), MAIN, seeds=1)
+        for data in ("mnist", "fashion-mnist")
+        for name, split in {
+            "1-class": {"name": "n_class", "n": 1},
+            "4-class": {"name": "n_class", "n": 4},
+            "major": MAJOR,
+        }.items()
+    ),
+]
+
+if __name__ == "__main__":
+    main(PARTS, __doc__)

@@ -1,0 +1,51 @@
+"""How a request or a reply looks as a Flower message: one array of bytes, and a header of JSON beside it.
+
+One array, because every array is an object of its own to Flower: two hundred small ones take seconds, one takes none.
+Nothing heavy is imported here: this runs in the process that a Flower node starts for every message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedsynth.errors import FedsynthError
+
+BODY, HEADER = "body", "header"
+
+
+class EnvelopeError(FedsynthError):
+    """A message that is not one of ours, or that was damaged on its way."""
+
+
+def digest(body: bytes) -> str:
+    """What tells a body from every other. It is the id of a request: equal bytes are the same request, asked again."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def sealed(body: bytes) -> ArrayRecord:
+    """A body, ready to be put into any number of messages; Flower uploads it once."""
+    return ArrayRecord({BODY: Array("uint8", (len(body),), "bytes", body)})
+
+
+def envelope(header: dict[str, Any], body: ArrayRecord) -> RecordDict:
+    """The content of a message."""
+    return RecordDict({BODY: body, HEADER: ConfigRecord({"json": json.dumps(header)})})
+
+
+def opened(content: RecordDict) -> tuple[dict[str, Any], bytes]:
+    """The header and the body of a message; an `EnvelopeError` for anything that `envelope` did not make."""
+    try:
+        text, arrays = content[HEADER]["json"], content[BODY]
+        body = arrays[BODY].data  # type: ignore[union-attr]
+        header = json.loads(text)  # type: ignore[arg-type]
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise EnvelopeError(f"the message is not one of fedsynth's ({type(error).__name__})") from None
+    if not isinstance(header, dict) or not isinstance(body, bytes):
+        raise EnvelopeError("the message is not one of fedsynth's (its header is no table, or its body no bytes)")
+    if header.get("id") != digest(body):
+        raise EnvelopeError("the message was damaged: its body is not the one that its header names")
+    return header, body

@@ -1,0 +1,116 @@
+"""Astraea (Duan et al. 2021, *Self-balancing federated learning with global imbalanced data in mobile systems*; as
+GANDALF compares with it, section 5.3.1): classes are balanced over the federation, then clients train in turn.
+
+(i) Z-score-based augmentation. The server adds up the class counts C of all clients; m and s are their mean and
+(sample) standard deviation over the classes, and z = (C − m) / s. A class with z < −1/T is rare, one with z > T common.
+Each is moved half way, in the geometric sense, to its threshold: from z to −√(|z|/T), or to √(zT). So clients grow
+their part of a rare class to (m − s·√(|z|/T)) / C times its size, by turned and shifted copies, and keep a random share
+(m + s·√(zT)) / C of a common class, once, before training. T is 3 (with ten classes no z can reach it).
+
+(ii) Rescheduling. Clients are put greedily into groups whose classes together are nearly uniform. In a round the model
+passes through each group from client to client; the server averages the groups' models, weighted by their examples.
+
+Deviations: the paper itself was not at hand; thresholds and ratios of (i) are those of a public re-implementation of
+its algorithm 2 (an earlier paper of the same authors grows classes below the mean by (m / C)^α, without z). Copies are
+limited to twice the originals of a class, as everywhere here. `mediators` is their number, as in GANDALF, and they are
+made once, before (i) changes the counts. Images are not mirrored unless `flip` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedsynth.federation import Client, Done, Federation, Outcome, method, task
+from fedsynth.methods.class_counts import class_counts
+from fedsynth.methods.grouping import balanced_groups
+from fedsynth.methods.loop import loop_outcome
+from fedsynth.methods.made import KeptImages, keep_made
+from fedsynth.methods.mediated import MediatedConfig, grouped_slots, mediated_loop
+from fedsynth.methods.settings import PublishedForm
+from fedsynth.methods.static_augmentation import StaticSettings, require_pictures
+from fedsynth.synthesis.static import Static, fill_classes
+
+
+def class_ratios(counts: np.ndarray, threshold: float) -> np.ndarray:
+    """By how much each class is to grow (more than 1) or shrink (less), from its count over all clients."""
+    counts = np.clip(np.asarray(counts, dtype=np.float64), 0, None)
+    ratios, mean = np.ones(len(counts)), counts.mean()
+    spread = counts.std(ddof=1) if len(counts) > 1 else 0.0
+    if spread == 0:
+        return ratios
+    z = (counts - mean) / spread
+    target = mean + spread * np.sign(z) * np.sqrt(np.abs(z) * np.where(z < 0, 1 / threshold, threshold))
+    treated = ((z < -1 / threshold) | (z > threshold)) & (counts > 0)  # nobody can copy what nobody has
+    ratios[treated] = target[treated] / counts[treated]
+    return ratios
+
+
+@task
+def balance_classes(client: Client, ratios: np.ndarray, how: dict[str, Any]) -> Done:
+    """Grow and shrink the client's part of every class by these ratios, and keep what comes of it."""
+    x, y = client.data.train.tensors()
+    counts = client.data.train.counts(client.schema.classes)
+    more = np.rint(np.maximum(0, ratios - 1) * counts).astype(np.int64)
+    images, labels = fill_classes(x, y, more, client.rng("static"), Static(**how))
+    own = rows_left(y.numpy(), np.rint(np.minimum(1, ratios) * counts).astype(np.int64), client.rng("downsample"))
+    if len(labels) or len(own) < len(y):
+        keep_made(client, images, labels, own=torch.from_numpy(own) if len(own) < len(y) else None)
+    return client.release(Done())
+
+
+def rows_left(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Random rows, as many of each class as are wanted and at least one of all, in their order."""
+    rows = [np.flatnonzero(labels == label) for label in range(len(wanted))]
+    kept = [rng.permutation(r)[: max(1, int(n))] if n < len(r) else r for r, n in zip(rows, wanted, strict=True)]
+    return np.sort(np.concatenate(kept))
+
+
+class AstraeaConfig(StaticSettings, PublishedForm, MediatedConfig):
+    """Settings of Astraea."""
+
+    published: ClassVar[dict[str, Any]] = {"flip": True, "order": "fixed"}
+
+    augment: bool = Field(True, description="balance the classes; false: train in turn only")
+    threshold: float = Field(3.0, gt=0, description="T: classes with z above T shrink, below −1/T grow")
+    counts_epsilon: float | None = Field(
+        None, gt=0, description="ε of noise on the class counts, at privacy.delta; none given: exact, as published"
+    )
+
+
+@method(
+    "astraea",
+    config=AstraeaConfig,
+    controls={"without synthesis": {"augment": False}},
+    fedavg_when={"augment": False, "mediators": 10**6},
+)
+def astraea(fed: Federation, cfg: AstraeaConfig) -> Outcome:
+    """Classes are balanced by turned and shifted copies; in groups with an even mix clients train in turn."""
+    grouped_slots(fed, cfg, local_data=KeptImages())  # before anything leaves a client
+    if cfg.augment:
+        require_pictures(fed.schema)
+    counts = fed.once("count classes", lambda: class_counts(fed, cfg.counts_epsilon, cfg.privacy.delta))
+    if cfg.augment:
+        fed.once("balance classes", lambda: balanced(fed, cfg, counts))
+    return loop_outcome(mediated_loop(fed, cfg, even_groups(fed, counts, cfg.mediators), local_data=KeptImages()))
+
+
+def balanced(fed: Federation, cfg: AstraeaConfig, counts: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Tell all clients by how much each class is to change."""
+    ratios = class_ratios(sum(counts.values(), np.zeros(fed.schema.classes)), cfg.threshold)
+    if (ratios != 1).any():
+        fed.broadcast(balance_classes, ratios=ratios, how=vars(cfg.how()))
+    return {"ratios": ratios}
+
+
+def even_groups(fed: Federation, counts: dict[str, np.ndarray], groups: int) -> list[list[str]]:
+    """The clients in groups with a nearly uniform mix, the groups in the order of the clients.
+
+    Who has not told its classes counts as having none.
+    """
+    none = np.zeros(fed.schema.classes)
+    found = balanced_groups(np.stack([counts.get(client, none) for client in fed.clients]), groups)
+    return [[fed.clients[row] for row in group] for group in sorted(found)]

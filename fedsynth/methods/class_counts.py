@@ -1,0 +1,65 @@
+"""How many examples of each class clients have: what grouping and balancing need to know of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsynth.federation import Client, Federation, Reply, leaves, task
+from fedsynth.privacy import Guarantee
+from fedsynth.privacy.discrete import discrete_gaussian_histogram, discrete_gaussian_variance
+
+LET_OUT = "class counts let out"  # in the private state
+
+
+class ClassCounts(Reply):
+    """The classes of a client."""
+
+    counts: np.ndarray = leaves("number of training examples of each class")
+
+
+@task
+def count_classes(client: Client, epsilon: float | None = None, delta: float = 1e-5, keep: bool = False) -> ClassCounts:
+    """Count the classes; with ε, noise is added to every count, which may leave it below 0.
+
+    `keep`: the client remembers what it has let out, for what must follow that and not its own counts.
+    """
+    counts = client.data.train.counts(client.schema.classes).astype(np.int64)
+    if epsilon is None:
+        return client.release(ClassCounts(counts=counts))
+    noisy, event = discrete_gaussian_histogram(counts, epsilon, delta, client.noise_rng("class counts"))
+    if keep:
+        client.state[LET_OUT] = noisy
+    guarantee = Guarantee(
+        mechanism=f"discrete Gaussian noise of σ = {event.sigma:.4g} on every count",
+        events=(event,),
+        unit="record",
+        adjacency="add or remove one",
+        covered="the counts and all that is made of them",
+        not_covered="who takes part",
+    )
+    return client.release(ClassCounts(counts=noisy), counts=guarantee)
+
+
+def let_out_counts(client: Client) -> np.ndarray:
+    """The class counts that this client has let out, noise included; none of any class where it has not."""
+    return np.asarray(client.state.get(LET_OUT, np.zeros(client.schema.classes, np.int64)))
+
+
+def class_counts(
+    fed: Federation,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    to: Sequence[str] | None = None,
+    keep: bool = False,
+) -> dict[str, np.ndarray]:
+    """The class counts of all (or these) clients that answer, exact or with noise for (ε, δ)."""
+    replies = fed.broadcast(count_classes, to=to, epsilon=epsilon, delta=delta, keep=keep)
+    return {client: reply.counts for client, reply in replies.items()}
+
+
+def noise_of_counts(epsilon: float | None, delta: float) -> float:
+    """σ of the noise on every count; 0 where there is none."""
+    return 0.0 if epsilon is None else math.sqrt(discrete_gaussian_variance(epsilon, delta))

@@ -1,0 +1,103 @@
+"""Data sharing (Zhao et al. 2018; a baseline of GANDALF, section 5.3.1): a part of the real data goes to everybody.
+
+Clients contribute to a set G that is uniform over the classes and has `share` · |D| examples; each client gets a random
+`part` of G and trains on it and on its own. Real examples leave the clients, for all to see: this is an upper bound on
+what sharing can give, not a method for data that must stay where it is.
+
+How the server learns what to ask for: every client reports its class counts, and the server orders of each class from
+each client in proportion to what it has. Nobody sends more than was ordered, and who has none of a class is not asked
+for it. A class with too few examples for its share gives all it has, and G is uneven then; a note says so.
+
+Deviations: no model is trained on G before the first round, as Zhao et al. do and GANDALF does not mention. A client's
+part of G may hold examples of its own; they count twice there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
+from fedsynth.methods.class_counts import class_counts
+from fedsynth.methods.filling import split_exactly
+from fedsynth.methods.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
+from fedsynth.methods.made import KeptImages, keep_made
+
+EXPOSED = "Real training examples with their labels left the clients and went to other clients; nothing protects them."
+
+
+class Contribution(Reply):
+    """What a client gives to the shared set."""
+
+    images: Tensor = leaves("real images (examples) of its training data, as they are")
+    labels: Tensor = leaves("the labels of these real images")
+
+
+@task
+def contribute(client: Client, wanted: np.ndarray) -> Contribution:
+    """Random training examples of the client, of each class as many as were ordered."""
+    data, rng = client.data.train, client.rng("contribute")
+    rows = [rng.permutation(np.flatnonzero(data.y == label))[:n] for label, n in enumerate(wanted)]
+    given = data.subset(np.concatenate(rows))  # stored bytes stay bytes
+    return client.release(Contribution(images=torch.from_numpy(given.x), labels=torch.from_numpy(given.y)))
+
+
+@task
+def keep_shared(client: Client, images: Tensor, labels: Tensor) -> Done:
+    """Keep a part of the shared set for the rounds to come."""
+    keep_made(client, images, labels, exact=True)
+    return client.release(Done())
+
+
+class DataSharingConfig(LoopConfig):
+    """Settings of data sharing; the defaults are GANDALF's."""
+
+    share: float = Field(0.2, ge=0, le=1, description="size of the shared set, as a share of all data; 0 is FedAvg")
+    part: float = Field(0.2, ge=0, le=1, description="share of the shared set that each client gets; 0 is FedAvg")
+
+
+@method("data_sharing", config=DataSharingConfig, fedavg_when={"share": 0.0})
+def data_sharing(fed: Federation, cfg: DataSharingConfig) -> Outcome:
+    """Clients give real examples to a shared set and train on a part of it beside their own."""
+    checked_slots(fed, cfg, local_data=KeptImages())  # before anything leaves a client
+    if cfg.share and cfg.part:
+        fed.note(EXPOSED)
+        fed.once("share data", lambda: exchange(fed, cfg))
+    return loop_outcome(federated_loop(fed, cfg, local_data=KeptImages()))
+
+
+def exchange(fed: Federation, cfg: DataSharingConfig) -> dict[str, Any]:
+    """Gather the shared set and hand everybody a random part of it."""
+    orders = ordered(class_counts(fed), cfg.share)
+    sizes = sum(orders.values(), np.zeros(fed.schema.classes, dtype=np.int64))
+    if not sizes.sum():
+        fed.note("Nothing was shared: the shared set would have less than one example of each class.")
+        return {"shared": sizes}
+    if np.ptp(sizes):
+        fed.note("The shared set is not uniform: some classes have too few examples for their share of it.")
+    givers = {client: {"wanted": wanted} for client, wanted in orders.items() if wanted.any()}
+    replies = fed.scatter(contribute, givers)
+    if not replies:  # nobody could be reached
+        return {"shared": sizes}
+    images = torch.cat([reply.images for reply in replies.values()])
+    labels = torch.cat([reply.labels for reply in replies.values()])
+    count = round(cfg.part * len(labels))
+    rows = {c: torch.from_numpy(fed.rng(f"part of {c}").permutation(len(labels))[:count]) for c in fed.clients}
+    if count:
+        fed.scatter(keep_shared, {c: {"images": images[r], "labels": labels[r]} for c, r in rows.items()})
+    return {"shared": sizes}
+
+
+def ordered(counts: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
+    """How many examples of each class each client is to give: equally many of all classes, in proportion to what the
+    clients have."""
+    if not counts:
+        return {}
+    table = np.stack(list(counts.values()))
+    each = int(share * table.sum() / table.shape[1])
+    columns = [split_exactly(min(each, int(held.sum())), held) for held in table.T]
+    return dict(zip(counts, np.stack(columns, axis=1), strict=True))

@@ -1,0 +1,193 @@
+"""Starts a run over a network: makes its folder, hands it to the SuperLink with stock Flower's own command, follows it.
+
+The server program runs in a process of the SuperLink's machine and writes into the run folder there, so this is
+started on that machine. It may end before the run does; `fedsynth resume` starts the server program anew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from fedsynth.config import EngineConfig, Experiment
+from fedsynth.errors import ConfigError, FedsynthError, UserError
+from fedsynth.network.follow import Follower
+from fedsynth.progress import Quiet, make_progress
+from fedsynth.runfolder import RunFolder, write_json
+from fedsynth.runner import RunResult, choose_device
+
+PAUSE = 0.5  # seconds between two looks at the run folder
+ASK_FLOWER = 60.0  # seconds between two questions to the SuperLink whether the run is still there
+COMMAND = 120.0  # seconds that one of Flower's commands may take
+CONNECTION = "federation"
+
+APP = """\
+[project]
+name = "fedsynth-run"
+version = "1.0.0"
+description = "Runs the tasks of the fedsynth that is installed at each site"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41,<1.42"]
+
+[tool.flwr.app]
+publisher = "fedsynth"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+
+[tool.flwr.app.components]
+serverapp = "fedsynth.network.server_app:app"
+clientapp = "fedsynth.network.client_app:app"
+
+[tool.flwr.app.config]
+folder = ""
+attempt = ""
+"""
+
+
+def run_over_network(
+    experiment: Experiment, resume: Path | None, progress: bool | None, accept_code_change: bool
+) -> RunResult:
+    """Run (or resume) an experiment over its sites; the result is read from the run folder."""
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError("engine.name = \"flower\" needs Flower: pip install 'fedsynth[flower]'.")
+    if experiment.faults.active:
+        raise ConfigError("[faults] are simulated on one machine: leave them out where engine.name is flower.")
+    choose_device(experiment.engine.device)
+    certificate = experiment.engine.certificate
+    if certificate is None or not certificate.is_file():
+        raise ConfigError(f'engine.certificate: there is no file "{certificate}".')
+    if resume is None:
+        folder = RunFolder.create(experiment, "sites", None)
+        write_json(folder.path / "network.json", {"run": f"{folder.path.name[:60]}-{uuid.uuid4().hex[:12]}"})
+    else:
+        folder = RunFolder.reopen(resume, experiment, accept_code_change)
+    path = folder.path.absolute()
+    try:
+        with make_progress(experiment.method_name, progress) as shown, connection(experiment.engine) as flower:
+            _carry_out(flower, path, shown)
+    except UserError:
+        if resume is None and not (path / "checkpoints").exists():
+            shutil.rmtree(path)
+        raise
+    return finished_run(experiment, path)
+
+
+def _carry_out(flower: Flower, path: Path, shown: Quiet) -> None:
+    """Start the server program and follow it to its end."""
+    attempt = uuid.uuid4().hex[:12]
+    ended = path / f".ended-{attempt}.json"
+    follower = Follower(path / "progress.jsonl", shown)
+    (path / "progress.jsonl").unlink(missing_ok=True)
+    run = flower.start(path, attempt)
+    try:
+        outcome = _followed(flower, run, ended, follower)
+    except KeyboardInterrupt:
+        flower.call("stop", str(run))
+        raise
+    finally:
+        follower.look()
+        ended.unlink(missing_ok=True)
+    if not outcome["ok"]:
+        raise (UserError if outcome["mistake"] else FedsynthError)(outcome["message"])
+
+
+def _followed(flower: Flower, run: int, ended: Path, follower: Follower) -> dict[str, Any]:
+    asked = time.monotonic()
+    while True:
+        follower.look()
+        if ended.is_file():
+            outcome: dict[str, Any] = json.loads(ended.read_text(encoding="utf-8"))
+            return outcome
+        if time.monotonic() - asked > ASK_FLOWER:
+            status = flower.status(run)
+            if status.startswith("finished") and not ended.is_file():
+                message = f"The server program ended without a word ({status})."
+                return {
+                    "ok": False,
+                    "mistake": False,
+                    "message": f'{message} "fedsynth resume {ended.parent}" goes on.',
+                }
+            asked = time.monotonic()
+        time.sleep(PAUSE)
+
+
+class Flower:
+    """Stock Flower's command line, told which SuperLink to talk to."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        command = Path(sys.executable).with_name("flwr")
+        self.command = str(command) if command.is_file() else "flwr"
+
+    def call(self, *words: str) -> dict[str, Any]:
+        """What a command answers; its exit code says nothing, so `success` in its answer is read."""
+        env = {**os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
+        env |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1"}
+        line = [self.command, *words, CONNECTION, "--format", "json"]
+        try:
+            done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=COMMAND, check=False)
+        except subprocess.TimeoutExpired:
+            return {"success": False, "error-message": f"no answer within {COMMAND:g} s"}
+        start = done.stdout.find("{")
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout[start:])
+        except ValueError:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            return {"success": False, "error-message": said[-1] if said else "no answer"}
+        return answer
+
+    def start(self, folder: Path, attempt: str) -> int:
+        """Start the server program for a run folder; the number of the Flower run."""
+        app = self.home / "app"
+        app.mkdir(exist_ok=True)
+        (app / "pyproject.toml").write_text(APP, encoding="utf-8")
+        (app / "LICENSE").write_text("Apache-2.0\n", encoding="utf-8")
+        config = f"folder={json.dumps(str(folder))} attempt={json.dumps(attempt)}"
+        answer = self.call("run", str(app), "--run-config", config)
+        if not answer.get("success"):
+            raise UserError(f"The SuperLink did not start the run: {answer.get('error-message', 'no reason given')}.")
+        return int(answer["run-id"])
+
+    def status(self, run: int) -> str:
+        """The state of a Flower run, such as "running" or "finished:failed"; empty when it cannot be asked."""
+        answer = self.call("list", "--run-id", str(run))
+        runs = answer.get("runs") or [{}]
+        return str(runs[0].get("status", ""))
+
+
+@contextmanager
+def connection(engine: EngineConfig) -> Iterator[Flower]:
+    """Flower's command line with a home of its own: what the user set up for Flower elsewhere is left alone."""
+    with tempfile.TemporaryDirectory(prefix="fedsynth-flower-") as folder:
+        assert engine.certificate is not None
+        lines = [
+            f"[superlink.{CONNECTION}]",
+            f"address = {json.dumps(engine.superlink)}",
+            f"root-certificates = {json.dumps(str(engine.certificate.absolute()))}",
+        ]
+        (Path(folder) / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        yield Flower(Path(folder))
+
+
+def finished_run(experiment: Experiment, path: Path) -> RunResult:
+    """The result of a run, from its folder."""
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    model = path / "model.safetensors"
+    weights = load_file(model) if model.is_file() else None
+    shape, classes = tuple(manifest["shape"]), len(manifest["classes"])
+    return RunResult(summary, rows, weights, path, experiment, shape, classes)

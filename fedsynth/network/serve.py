@@ -1,0 +1,160 @@
+"""The server program of a run over a network, as it runs inside Flower's ServerApp."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedsynth.config import Experiment, make_experiment, read_experiment
+from fedsynth.data.dataset import ClientData, Dataset, Schema
+from fedsynth.data.described import DescribedData
+from fedsynth.engines.flower import FlowerEngine, connected
+from fedsynth.engines.local import LocalEngine
+from fedsynth.engines.site import DESCRIBE
+from fedsynth.errors import DataError, FedsynthError, UserError
+from fedsynth.federation.host import TaskHost
+from fedsynth.federation.payload import PayloadError, decode, encode
+from fedsynth.federation.store import StateStore
+from fedsynth.network.follow import Lines
+from fedsynth.runfolder import RunFolder, package_version, write_json
+from fedsynth.runner import RunResult, carry_out, check_setting
+
+PAUSE = 0.5  # seconds between two looks for sites that are not there yet
+TELLING = 120.0  # seconds that a site has to tell about itself: it reads its data for that
+
+
+def serve(grid: Grid, folder: Path, attempt: str) -> None:
+    """Run what the folder holds, and leave word of how it ended for whoever started it."""
+    try:
+        serve_run(grid, folder)
+    except BaseException as error:  # also when Flower ends this process
+        if isinstance(error, FedsynthError):
+            text = str(error)
+        elif isinstance(error, Exception):
+            text = f"The server program failed.\n{traceback.format_exc().rstrip()}"
+        else:
+            text = f'The server program was stopped: "fedsynth resume {folder}" goes on.'
+        write_json(end_of(folder, attempt), {"ok": False, "mistake": isinstance(error, UserError), "message": text})
+        raise
+    write_json(end_of(folder, attempt), {"ok": True})
+
+
+def end_of(folder: Path, attempt: str) -> Path:
+    """The file that says how an attempt at a run ended."""
+    return folder / f".ended-{attempt}.json"
+
+
+def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
+    """Gather the sites, then run the experiment of a run folder over them."""
+    experiment = make_experiment(read_experiment(path / "config.json"))
+    folder = RunFolder(path)
+    with folder.locked(), Lines(path / "progress.jsonl") as shown:
+        nobody = TaskHost(Nobody(), StateStore(path / "server"))
+        engine = FlowerEngine(grid, run_key(path), LocalEngine(nobody), min(pause, 0.2))
+        shown.say(f"Waiting for {len(experiment.engine.sites)} sites.")
+        data, rehearsal = gathered(engine, experiment, path, pause)
+        nobody.data = Nobody(data.schema)
+        device = check_setting(experiment, data)
+        try:
+            return carry_out(experiment, data, engine, device, folder, shown, secret_noise=not rehearsal)
+        finally:
+            engine.close()
+
+
+class Nobody:
+    """The server's own share of the data: none. Its own work needs to know the schema all the same."""
+
+    def __init__(self, schema: Schema | None = None) -> None:
+        self.schema = schema or Schema((1,), 2)
+
+    def client(self, client: str) -> ClientData:
+        """There is no client here."""
+        raise DataError(f'The server of a network does not hold the data of "{client}".')
+
+    def pooled(self, part: str) -> Dataset:
+        """Nor everybody's data."""
+        raise DataError("The server of a network holds no data.")
+
+
+def run_key(path: Path) -> str:
+    """The key under which the sites keep what belongs to this run; made with the folder."""
+    return str(json.loads((path / "network.json").read_text(encoding="utf-8"))["run"])
+
+
+def gathered(engine: FlowerEngine, experiment: Experiment, path: Path, pause: float) -> tuple[DescribedData, bool]:
+    """The sites as they describe themselves, and whether all of them only rehearse.
+
+    A new run needs all of them. A resumed one knows them from its manifest: it waits for them too, but who is missing
+    may come back later; who is there must still have the same data.
+    """
+    names, manifest = experiment.engine.sites, path / "manifest.json"
+    resumed = manifest.is_file()
+    told = introduced(engine, names, experiment.engine.wait, pause, needed=not resumed)
+    for name, about in told.items():
+        if about["fedsynth"] != package_version():
+            raise UserError(
+                f'Site "{name}" has fedsynth {about["fedsynth"]} and this server {package_version()}: '
+                "install the same version everywhere."
+            )
+    if resumed:
+        known = json.loads(manifest.read_text(encoding="utf-8"))["sites"]
+        told = {name: told.get(name, known[name]) for name in names}
+    data = DescribedData({name: told[name] for name in names})
+    data.check()
+    if resumed:
+        RunFolder(path).check_split(data.split_fingerprint())
+    else:
+        write_json(manifest, data.manifest())
+    return data, all(about["rehearsal"] for about in told.values())
+
+
+def introduced(
+    engine: FlowerEngine, names: Sequence[str], wait: float, pause: float, needed: bool
+) -> dict[str, dict[str, Any]]:
+    """What the sites tell about themselves; all must within `wait` seconds if they are `needed`."""
+    end = time.monotonic() + wait
+    told: dict[str, dict[str, Any]] = {}
+    reasons: dict[str, str] = {}
+    while True:
+        here = [name for name in connected(engine.grid) if name in names and name not in told]
+        if here:
+            answers = engine.ask(DESCRIBE, dict.fromkeys(here, encode({})), TELLING)
+            reasons |= {name: str(failure) for name, failure in answers.failures.items()}
+            for name, blob in answers.replies.items():
+                about = _about(name, blob.read())
+                if isinstance(about, str):
+                    raise UserError(about)
+                told[name] = dict(about)
+        missing = [name for name in names if name not in told]
+        if not missing or time.monotonic() > end:
+            break
+        time.sleep(pause)
+    if missing and needed:
+        why = "; ".join(reasons.get(name, f'"{name}": not connected') for name in missing)
+        raise UserError(f"{len(missing)} of {len(names)} sites did not answer within {wait:g} s: {why}.")
+    return told
+
+
+def _about(name: str, reply: bytes) -> Mapping[str, Any] | str:
+    """What a site tells, or a sentence about why it cannot be used."""
+    try:
+        answer = decode(reply)
+        if not answer["ok"]:
+            reason = f"{answer['error']}: {answer['message']}"
+            return f'Site "{name}" cannot take part: {reason}. Run "fedsynth site check" there.'
+        about: dict[str, Any] = answer["about"]
+        shape, counts = [int(side) for side in about["shape"]], about["counts"]
+        fits = all(len(counts[part]) == len(about["classes"]) for part in ("train", "validation", "test"))
+        if not (shape and fits and isinstance(about["fingerprint"], str) and isinstance(about["rehearsal"], bool)):
+            return f'Site "{name}" tells about itself in a way that cannot be read.'
+    except (PayloadError, KeyError, TypeError, ValueError) as error:
+        return f'Site "{name}" tells about itself in a way that cannot be read ({type(error).__name__}).'
+    if about["site"] != name:
+        return f'The site whose key is registered as "{name}" calls itself "{about["site"]}": correct its file.'
+    return about

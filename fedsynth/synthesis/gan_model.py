@@ -1,0 +1,119 @@
+"""A GAN as a pair of networks: what it is made of, its weights, and drawing images with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from torch import Tensor, nn
+
+from fedsynth.errors import UserError
+from fedsynth.learning.weights import Weights, check_match, load_weights, weights_of
+from fedsynth.synthesis.gan_nets import Critic, Encoder, Generator, Shape
+
+GENERATOR = "generator."
+
+
+class GanSpec(BaseModel):
+    """Which GAN, and how large."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["wgan_gp", "r1", "vae"] = Field(
+        default="wgan_gp",
+        description="wgan_gp: Wasserstein with gradient penalty; r1: non-saturating with R1, faster; "
+        "vae: a variational auto-encoder, stable and blurred.",
+    )
+    conditional: bool = Field(default=True, description="Whether images are made for a class.")
+    channels: PositiveInt = Field(default=16, description="Channels at the finest level; doubled at each coarser one.")
+    latent: PositiveInt = Field(default=64, description="Length of the random vector an image is made from.")
+
+
+class Gan(nn.Module):
+    """A generator and what it learns from: a critic, or the encoder of a VAE."""
+
+    def __init__(self, spec: GanSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.spec, self.shape, self.classes = spec, shape, classes
+        self.generator = _generator(spec, shape, classes)
+        told = classes if spec.conditional else 0
+        self.critic: Critic | Encoder = (
+            Encoder(spec.latent, shape, told, spec.channels)
+            if spec.kind == "vae"
+            else Critic(shape, told, spec.channels)
+        )
+
+    def weights(self) -> Weights:
+        """Copies of all weights, named "generator.…" and "critic.…"."""
+        return weights_of(self)
+
+
+def build_gan(spec: GanSpec, shape: tuple[int, ...], classes: int, seed: int) -> Gan:
+    """A fresh GAN. Its weights depend on the seed alone; PyTorch's global random state is left as it was."""
+    if len(shape) != 3 or min(shape) < 1:
+        raise UserError(f"A GAN makes images (channels, height, width), and this data has the shape {tuple(shape)}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed % 2**63)
+        return _laid_out(Gan(spec, (shape[0], shape[1], shape[2]), classes))
+
+
+def load_gan(spec: GanSpec, shape: tuple[int, ...], classes: int, weights: Mapping[str, Tensor]) -> Gan:
+    """A GAN with copies of the given weights."""
+    gan = build_gan(spec, shape, classes, seed=0)
+    load_weights(gan, weights)
+    return gan
+
+
+def generator_weights(weights: Mapping[str, Tensor]) -> Weights:
+    """The generator's part of the weights of a GAN, under the same names: all that drawing images needs."""
+    return {name: tensor for name, tensor in weights.items() if name.startswith(GENERATOR)}
+
+
+def load_generator(spec: GanSpec, shape: tuple[int, ...], classes: int, weights: Mapping[str, Tensor]) -> Generator:
+    """The generator alone, from the weights of a GAN or from their generator's part."""
+    generator = build_gan(spec, shape, classes, seed=0).generator
+    part = {name.removeprefix(GENERATOR): tensor for name, tensor in generator_weights(weights).items()}
+    check_match(generator.state_dict(), part)
+    load_weights(generator, part)
+    return generator
+
+
+def make_images(
+    generator: Generator,
+    spec: GanSpec,
+    labels: Tensor | None,
+    rng: np.random.Generator,
+    count: int | None = None,
+    batch: int = 256,
+) -> Tensor:
+    """Images in [0, 1], one for each label; an unconditional generator takes a `count` and no labels."""
+    if spec.conditional != (labels is not None):
+        raise UserError("A conditional generator needs the labels to draw, an unconditional one takes a count instead.")
+    total = len(labels) if labels is not None else count
+    if total is None:
+        raise UserError("Say how many images an unconditional generator shall draw: give a count.")
+    like = generator.linear.weight
+    z = torch.randn((total, spec.latent), generator=torch_generator(rng), dtype=torch.float32).to(like)
+    made = [z.new_empty((0, *generator.shape))]
+    with torch.inference_mode():
+        for start in range(0, total, batch):
+            here = slice(start, start + batch)
+            made.append(generator(z[here], None if labels is None else labels[here].to(like.device)))
+    return torch.cat(made).clone(memory_format=torch.contiguous_format)
+
+
+def torch_generator(rng: np.random.Generator) -> torch.Generator:
+    """A PyTorch source of randomness that depends on the next number of `rng` alone."""
+    return torch.Generator().manual_seed(int(rng.integers(2**63)))
+
+
+def _generator(spec: GanSpec, shape: Shape, classes: int) -> Generator:
+    return Generator(spec.latent, shape, classes if spec.conditional else 0, spec.channels)
+
+
+def _laid_out(gan: Gan) -> Gan:
+    """Convolutions lie channels_last, which CPU kernels are faster on."""
+    return gan.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,0 +1,115 @@
+"""A run over a Grid gives the bits of a run on one machine, and leaves the same folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tables
+from grids import InProcessGrid
+
+from fedsynth.config import make_experiment
+from fedsynth.errors import UserError
+from fedsynth.network.serve import serve_run
+from fedsynth.runfolder import RunFolder, write_json
+from fedsynth.runner import RunResult, run_experiment
+
+Files = Callable[..., dict[str, Path]]
+SMALL_CNN = {"name": "cnn", "channels": [4, 6], "hidden": [8]}
+NORMED = {"name": "zda_cnn", "channels": [4, 6]}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "scaffold": {},
+    "feddpms": {"model": SMALL_CNN, "method": {"quota": 6, "filter": "none"}},
+    "fed_zdac": {"model": NORMED, "method": {"steps": 3, "per_class": 2}},
+    "agg_enhance": {"model": NORMED, "method": {"steps": 3, "tune_epochs": 1}},
+    "fedbn": {"model": NORMED},
+}
+
+
+def sections(method: str, runs: Path, name: str, **changes: Any) -> dict[str, Any]:
+    own = METHODS[method]
+    return tables(
+        **{key: value for key, value in own.items() if key != "method"},
+        method={"name": method, **own.get("method", {})},
+        runs=str(runs),
+        name=name,
+        **changes,
+    )
+
+
+def network_folder(experiment: dict[str, Any], certificate: Path) -> Path:
+    """A run folder as `fedsynth run` makes it before it hands it to the SuperLink."""
+    certificate.touch()
+    engine = {"name": "flower", "superlink": "nowhere:1", "certificate": str(certificate), "sites": ["0", "1", "2"]}
+    made = make_experiment({**experiment, "engine": {"wait": 0, **engine}})
+    folder = RunFolder.create(made, "sites", None)
+    write_json(folder.path / "network.json", {"run": f"run-{made.name}"})
+    return folder.path
+
+
+def over_a_grid(experiment: dict[str, Any], grid: InProcessGrid, tmp_path: Path) -> RunResult:
+    return serve_run(grid, network_folder(experiment, tmp_path / "ca.crt"), pause=0.01)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_bits_as_on_one_machine(method: str, site_files: Files, tmp_path: Path) -> None:
+    here = run_experiment(make_experiment({**sections(method, tmp_path, "here"), "engine": {"workers": 1}}))
+    there = over_a_grid(sections(method, tmp_path, "there"), InProcessGrid(site_files()), tmp_path)
+    assert here.weights is not None
+    assert there.weights is not None
+    assert set(here.weights) == set(there.weights)
+    assert all(torch.equal(entry, there.weights[name]) for name, entry in here.weights.items())
+    for key in ("clients", "validation", "views", "rounds", "client_epochs", "privacy", "best"):
+        assert there.summary[key] == here.summary[key], key
+    assert there.summary["bytes"]["up"] == here.summary["bytes"]["up"]
+
+
+def test_the_folder_is_that_of_a_local_run(site_files: Files, tmp_path: Path) -> None:
+    here = run_experiment(make_experiment({**sections("fedavg", tmp_path, "here"), "engine": {"workers": 1}}))
+    there = over_a_grid(sections("fedavg", tmp_path, "there"), InProcessGrid(site_files()), tmp_path)
+    left = [{p.name for p in result.path.iterdir()} for result in (here, there)]
+    assert left[1] - left[0] == {"network.json", "progress.jsonl"}
+    assert left[0] - left[1] == set()
+    assert there.summary["test"]["accuracy"] is None
+    assert "no test set" in there.summary["test"]["reason"]
+    assert there.model is not None
+    local, told = (json.loads((result.path / "manifest.json").read_text()) for result in (here, there))
+    assert told["counts"] == local["counts"]
+    assert told["train_sizes"] == local["train_sizes"]
+
+
+def test_a_broadcast_is_packed_once(site_files: Files, tmp_path: Path) -> None:
+    grid = InProcessGrid(site_files())
+    over_a_grid(sections("fedavg", tmp_path, "run"), grid, tmp_path)
+    first = [m for m in grid.pushed if m.metadata.message_type == "query.train"][:3]
+    assert len({id(m.content["body"]) for m in first}) == 1
+    assert all(len(m.content["body"]) == 1 for m in first)
+
+
+def test_sites_that_are_not_there_are_named(site_files: Files, tmp_path: Path) -> None:
+    grid = InProcessGrid(site_files())
+    grid.offline = {"1"}
+    with pytest.raises(UserError, match='1 of 3 sites did not answer within 0 s: "1": not connected'):
+        over_a_grid(sections("fedavg", tmp_path, "run"), grid, tmp_path)
+
+
+def test_a_key_registered_under_another_name_is_noticed(site_files: Files, tmp_path: Path) -> None:
+    files = site_files()
+    files["0"], files["1"] = files["1"], files["0"]
+    with pytest.raises(UserError, match='registered as "0" calls itself "1"'):
+        over_a_grid(sections("fedavg", tmp_path, "run"), InProcessGrid(files), tmp_path)
+
+
+def test_sites_with_other_classes_are_named(site_files: Files, tmp_path: Path) -> None:
+    files = site_files()
+    text = files["2"].read_text()
+    files["2"].write_text(
+        text.replace('"9"]', '"nine"]').split("[rehearsal]")[0].replace('digits"\n', 'digits"\nclasses = [0, 1]\n')
+    )
+    with pytest.raises(UserError, match='Site "2" has another classes'):
+        over_a_grid(sections("fedavg", tmp_path, "run"), InProcessGrid(files), tmp_path)
