@@ -16,7 +16,7 @@ Rule = Literal["mean", "2-means", "spectral", "gap", "none"]
 """How neighbours are told from strangers; see `neighbours`."""
 
 CLEAR = 2.5
-"""Groups are apart for `gap` when the distance between them is so many times that inside of them."""
+"""Groups are apart for `gap` when the distance between them is more than so many times that inside of them."""
 
 TINY = 1e-12  # keeps the logarithm of a share that is 0 finite
 
@@ -69,18 +69,18 @@ def neighbours(distances: np.ndarray, rule: Rule) -> np.ndarray:
     return np.asarray(near)
 
 
-def samples(distances: np.ndarray, near: np.ndarray, most: float, rule: Rule) -> np.ndarray:
-    """⌊S_ij⌋ (eq. 5): how many of j's made examples client i is given, `most` (the paper's c) at distance 0.
+def samples(distances: np.ndarray, near: np.ndarray, most: float | np.ndarray, rule: Rule) -> np.ndarray:
+    """⌊S_ij⌋ (eq. 5): how many of j's made examples client i is given.
 
-    Where everybody is a neighbour under `gap` or `none` all give the same: σ_i then measures the noise of the
-    distances alone, and the exponential of d²/2σ² would shut out clients that are all alike.
+    `most` is the paper's c, what a client at distance 0 gives: one for all, or one for each j. For the paper's rules
+    (mean and 2-means) that falls with exp(−d²/2σ²). Members of one group give all: where groups are clear the kernel
+    is nearly 1 within them, and where there is none σ is noise alone and shuts out clients that are all alike.
     """
-    sigma = spreads(distances)[:, None]
-    finite = np.where(np.isfinite(distances), distances, 0.0)
-    kernel = np.exp(-np.divide(finite**2, 2 * sigma**2, out=np.zeros_like(finite), where=sigma > 0))
-    if rule in ("gap", "none"):
-        others = np.isfinite(distances) & ~np.eye(len(distances), dtype=bool)
-        kernel = np.where((near == others).all(axis=1, keepdims=True), 1.0, kernel)
+    kernel = np.ones_like(distances)
+    if rule in ("mean", "2-means"):
+        sigma = spreads(distances)[:, None]
+        finite = np.where(np.isfinite(distances), distances, 0.0)
+        kernel = np.exp(-np.divide(finite**2, 2 * sigma**2, out=np.zeros_like(finite), where=sigma > 0))
     return np.asarray(np.floor(most * kernel * near + 1e-9).astype(np.int64))
 
 
@@ -98,22 +98,23 @@ def groups(near: np.ndarray) -> list[list[int]]:
 
 
 def clear_groups(distances: np.ndarray) -> list[list[int]]:
-    """Groups that are clearly apart, and groups within them; everybody together where nothing is.
+    """Groups that are clearly apart; everybody together where nothing is.
 
-    Average linkage gives a partition for every number of groups. The coarsest one counts whose nearest two groups are
-    `CLEAR` times as far apart as clients within groups, or farther, and that leaves at most half of the clients alone:
-    two that are very alike must not part all the others. Two clients stay together: nothing tells what is far.
+    Average linkage gives a partition for every number of groups. The one counts whose nearest two groups are farthest
+    apart, measured by what is near in it (see `_near`), if that is more than `CLEAR` times. Two clients stay together:
+    nothing tells what is far.
     """
     away, usable, alone = _symmetric(distances)
-    found, waiting = alone, [usable]
-    while waiting:
-        group = waiting.pop()
-        parts = _clearly_apart(away, group)
-        if parts is None:
-            found = [*found, group] if group else found
-        else:
-            waiting += parts
-    return sorted(found)
+    parts, best, answer = [[i] for i in usable], CLEAR, [usable] if usable else []
+    while len(parts) > 1 and len(usable) > 2:
+        pairs = [(a, b) for a in range(len(parts)) for b in range(a + 1, len(parts))]
+        between = [away[np.ix_(parts[a], parts[b])].mean() for a, b in pairs]
+        apart = min(between) / max(_near(away, parts), TINY)
+        if apart > best:
+            best, answer = apart, [sorted(part) for part in parts]
+        a, b = pairs[int(np.argmin(between))]
+        parts = [part for k, part in enumerate(parts) if k not in (a, b)] + [parts[a] + parts[b]]
+    return sorted([*alone, *answer])
 
 
 def spectral_groups(distances: np.ndarray) -> list[list[int]]:
@@ -166,16 +167,15 @@ def _symmetric(distances: np.ndarray) -> tuple[np.ndarray, list[int], list[list[
     return away, [i for i in range(len(away)) if i not in lost], [[i] for i in lost]
 
 
-def _clearly_apart(away: np.ndarray, group: list[int]) -> list[list[int]] | None:
-    """The coarsest partition of a group into parts that are clearly apart, if there is one."""
-    parts, answer = [[i] for i in group], None
-    while len(parts) > 1:
-        pairs = [(a, b) for a in range(len(parts)) for b in range(a + 1, len(parts))]
-        between = [away[np.ix_(parts[a], parts[b])].mean() for a, b in pairs]
-        within = [away[i, j] for part in parts for i in part for j in part if i < j]
-        company = sum(len(part) for part in parts if len(part) > 1)
-        if within and 2 * company >= len(group) and min(between) > 0 and min(between) >= CLEAR * np.mean(within):
-            answer = [sorted(part) for part in parts]
-        a, b = pairs[int(np.argmin(between))]
-        parts = [part for k, part in enumerate(parts) if k not in (a, b)] + [parts[a] + parts[b]]
-    return answer
+def _near(away: np.ndarray, parts: list[list[int]]) -> float:
+    """What is near: the mean over clients of the distance to their own group, for a client alone to the nearest one.
+
+    So clients that stand alone speak against a partition: two that are very alike do not make all others strangers.
+    """
+    everybody = [i for part in parts for i in part]
+    distances = []
+    for part in parts:
+        for i in part:
+            others = [away[i, j] for j in part if j != i]
+            distances.append(np.mean(others) if others else min(away[i, j] for j in everybody if j != i))
+    return float(np.mean(distances))

@@ -56,7 +56,7 @@ def build_autoencoder(shape: tuple[int, ...], latent: int, seed: int) -> AutoEnc
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**63)
         net = AutoEncoder((shape[0], shape[1], shape[2]), latent)
-    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def load_autoencoder(shape: tuple[int, ...], latent: int, weights: Weights) -> AutoEncoder:
