@@ -25,6 +25,7 @@ from fedsynth.synthesis.autoencoder import (
     embed,
     load_autoencoder,
     read_public_images,
+    reconstruction_errors,
     train_autoencoder,
 )
 from fedsynth.synthesis.gan import (
@@ -105,6 +106,7 @@ class Profile(Reply):
     """P_i."""
 
     shares: np.ndarray = leaves(f"mean softmaxed embedding of images {FROM_WEIGHTS}")
+    error: float = leaves("their mean reconstruction error")
 
 
 @task
@@ -144,9 +146,9 @@ def learn_encoder(client: Client, images: Tensor, latent: int, steps: int) -> Le
 def profile_set(client: Client, images: Tensor, encoder: Weights, latent: int) -> Profile:
     """Line 9: P_i of one made set; not a number where the set is empty."""
     if not len(images):
-        return client.release(Profile(shares=np.full(latent, np.nan)))
-    net = load_autoencoder(client.schema.shape, latent, encoder)
-    return client.release(Profile(shares=profile(embed(net, as_floats(images)))))
+        return client.release(Profile(shares=np.full(latent, np.nan), error=math.nan))
+    net, x = load_autoencoder(client.schema.shape, latent, encoder), as_floats(images)
+    return client.release(Profile(shares=profile(embed(net, x)), error=float(reconstruction_errors(net, x).mean())))
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ class Likeness:
     sets: dict[str, MadeSet]
     distances: np.ndarray
     near: np.ndarray
+    errors: np.ndarray  # mean reconstruction error of each made set; nan where there is none
 
     @property
     def groups(self) -> list[list[str]]:
@@ -177,9 +180,8 @@ def find_likeness(fed: Federation, cfg: Any) -> Likeness:
         public = (read_public_images(cfg.autoencoder, fed.schema.shape) * 255).round().to(torch.uint8)
     gans = own_gans(fed, cfg)
     found = fed.once("similarity", lambda: compared(fed, cfg, gans, public))
-    likeness = Likeness(
-        list(fed.clients), found["sets"], found["distances"], neighbours(found["distances"], cfg.threshold)
-    )
+    near = neighbours(found["distances"], cfg.threshold)
+    likeness = Likeness(list(fed.clients), found["sets"], found["distances"], near, found["errors"])
     unusable = [client for client, made in likeness.sets.items() if not len(made["labels"])]
     if unusable:
         fed.note(f"No usable GAN came from {', '.join(unusable)}: nobody takes samples from there.")
@@ -224,7 +226,8 @@ def compared(fed: Federation, cfg: Any, gans: dict[str, dict[str, Any]], public:
         {c: {"images": m["images"], "encoder": encoder, "latent": cfg.encoder_latent} for c, m in sets.items()},
     )
     table = np.stack([profiles[client].fields()["shares"] for client in fed.clients])
-    return {"sets": sets, "distances": divergences(table)}
+    errors = np.array([profiles[client].fields()["error"] for client in fed.clients])
+    return {"sets": sets, "distances": divergences(table), "errors": errors}
 
 
 def record_likeness(fed: Federation, likeness: Likeness) -> None:
