@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import json
 import re
@@ -16,12 +17,13 @@ from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.report.artifacts import write_csv
 from fedsynth.report.controls import SHARES_NOTHING, control_label, control_verdicts, verdict_lines
-from fedsynth.report.plots import plot_curves
+from fedsynth.report.plots import plot_clients, plot_curves
 from fedsynth.report.tables import comparison_rows, markdown
 from fedsynth.runfolder import write_json
 from fedsynth.runner import check_setting, load_data, resume_run, run_experiment
 
 REFERENCES = ("local", "finetune", "centralised")
+MOST_CLIENTS_DRAWN = 100
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,10 @@ def finish_comparison(
     for number, (label, table) in enumerate(planned, 1):
         experiment = make_experiment({**table, "runs": str(path)})  # the folder may have been moved
         say(f"[{number}/{len(planned)}] {label}, seed {experiment.seed}")
-        summaries.append({**_done(experiment, progress), "label": label})
+        summary = _done(experiment, progress)
+        summaries.append(
+            {**summary, "label": label, "per_client": own_accuracies(path / str(experiment.name), summary)}
+        )
         rows = (path / str(experiment.name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         curves.setdefault(label, [json.loads(row) for row in rows])
     done = Comparison(comparison_rows(summaries), summaries, control_verdicts(summaries), path)
@@ -90,7 +95,19 @@ def finish_comparison(
     title = "Validation accuracy over all clients" + (", first seed" if len(summaries) > len(curves) else "")
     if any("validation" in row for rows in curves.values() for row in rows):
         plot_curves(path / "curves.png", {k: v for k, v in curves.items() if any("validation" in r for r in v)}, title)
+    first: dict[str, dict[str, float]] = {}
+    for summary in done.summaries:
+        first.setdefault(summary["label"], summary["per_client"])
+    if any(first.values()) and max(map(len, first.values())) <= MOST_CLIENTS_DRAWN:
+        plot_clients(path / "clients.png", {label: of for label, of in first.items() if of}, "First seed")
     return done
+
+
+def own_accuracies(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
+    """The accuracy of every client on its own test part, from the clients.csv of a run."""
+    column = f"{summary['clients'].get('view')}/test/accuracy"
+    with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
+        return {row["client"]: float(row[column]) for row in csv.DictReader(file) if row.get(column)}
 
 
 def _label_and_table(kept: dict[str, Any]) -> tuple[str, dict[str, Any]]:

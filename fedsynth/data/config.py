@@ -51,6 +51,10 @@ class DataConfig(BaseModel):
     )
     validation: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for validation.")
     test: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for its own test.")
+    client_test: Literal["own", "source"] = Field(
+        default="own",
+        description="What a client is tested on: this share of its own data, or the whole test set of its source.",
+    )
     global_test: float = Field(
         default=0.2,
         gt=0,

@@ -9,10 +9,12 @@ from typing import Any
 from fedsynth.data.check import Check
 from fedsynth.privacy import ledger_words
 
-COLUMNS = ("method", "global", "class var", "clients", "worst", "client var", "MB", "epochs", "s", "n")
+COLUMNS = ("method", "global", "class var", "clients", "worst", "worse", "client var", "MB", "epochs", "s", "n")
+ALONE = "local"  # the row that others must beat at every client
 LEGEND = (
     "global: the global model on the global test set, %; clients: the clients' mean accuracy on their own test parts, %"
-    " (* own models); var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
+    " (* own models); worse: clients that do worse than alone (row local), %;"
+    " var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
 )
 
 
@@ -21,15 +23,30 @@ def comparison_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     runs: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
         runs.setdefault(summary.get("label", summary["method"]), []).append(summary)
-    return [_row(label, of_label) for label, of_label in runs.items()]
+    alone = {_setting(run): run.get("per_client", {}) for run in runs.get(ALONE, [])}
+    return [_row(label, of_label, alone if label != ALONE else {}) for label, of_label in runs.items()]
 
 
-def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def _setting(run: dict[str, Any]) -> tuple[Any, Any]:
+    """What two runs must share for their clients to be the same: seed and split."""
+    return run.get("seed"), run.get("data", {}).get("split")
+
+
+def share_made_worse(own: dict[str, float], alone: dict[str, float]) -> float | None:
+    """The share of the clients in both whose accuracy is lower than when they trained alone."""
+    both = [client for client in own if client in alone]
+    return sum(own[client] < alone[client] for client in both) / len(both) if both else None
+
+
+def _row(
+    name: str, runs: list[dict[str, Any]], alone: dict[tuple[Any, Any], dict[str, float]] | None = None
+) -> dict[str, Any]:
     values = {
         "test": [run["test"]["accuracy"] for run in runs],
         "class_variance": [run["test"]["class_variance"] for run in runs],
         "mean": [run["clients"].get("mean") for run in runs],
         "worst": [run["clients"].get("worst") for run in runs],
+        "worse": [share_made_worse(run.get("per_client", {}), (alone or {}).get(_setting(run), {})) for run in runs],
         "variance": [run["clients"].get("variance") for run in runs],
         "megabytes": [(run["bytes"]["up"] + run["bytes"]["down"]) / 1e6 for run in runs],
         "epochs": [run["client_epochs"] for run in runs],
@@ -62,6 +79,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         show("class_variance", ".0f"),
         show("mean", ".2f", 100) + own,
         show("worst", ".2f", 100),
+        show("worse", ".0f", 100),
         show("variance", ".0f"),
         f"{row['megabytes']:.1f}",
         f"{row['epochs']:.0f}",
