@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tables
 from grids import InProcessGrid
+from sites import tables
 
 from fedsynth.config import make_experiment
 from fedsynth.errors import UserError
