@@ -60,6 +60,9 @@ class _Request(BaseModel):
     round: int = Field(ge=0)
     states: dict[str, str]
     budget: _Limit | None = None
+    relay: str = ""
+    route: str = ""
+    turn: int = Field(0, ge=0)
     fields: dict[str, Any]
 
 
