@@ -74,7 +74,10 @@ def complete(table: Table) -> str:
         result = resume_run(path, progress=False)
     else:
         result = run_experiment(make_experiment(table), progress=False)
-    return f"{path.name}: {result.summary['test']['accuracy']:.4f} in {result.summary['seconds']:.0f} s"
+    found = result.summary["test"]["accuracy"]
+    if found is None:  # one model per client: the mean over their own test parts
+        found = result.summary["clients"]["mean"]
+    return f"{path.name}: {found:.4f} in {result.summary['seconds']:.0f} s"
 
 
 def curve_of(table: Table) -> list[Table] | None:
@@ -122,9 +125,12 @@ def write_table(
 
 
 def main(
-    parts: Sequence[Part], about: str | None, measure: Callable[[Sequence[list[Table]]], Table] = accuracies
+    parts: Sequence[Part],
+    about: str | None,
+    measure: Callable[[Sequence[list[Table]]], Table] = accuracies,
+    write: Callable[[Sequence[Part], Path, Path], None] | None = None,
 ) -> None:
-    """The command line of a study: run what is missing, or write the table."""
+    """The command line of a study: run what is missing, or write the table (with `write`, where curves do not do)."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the run folders")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one core each")
@@ -132,7 +138,10 @@ def main(
     parser.add_argument("--table", type=Path, help="write what is complete as CSV and run nothing")
     args = parser.parse_args()
     if args.table:
-        write_table(parts, args.runs, args.table, measure)
+        if write is None:
+            write_table(parts, args.runs, args.table, measure)
+        else:
+            write(parts, args.runs, args.table)
         return
     args.runs.mkdir(parents=True, exist_ok=True)
     todo = planned(parts, args.only)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import json
 import re
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsynth.config import make_experiment
+from fedsynth.config import Experiment, make_experiment
 from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.report.artifacts import write_csv
 from fedsynth.report.controls import SHARES_NOTHING, control_label, control_verdicts, verdict_lines
 from fedsynth.report.page import write_report
-from fedsynth.report.plots import plot_curves
+from fedsynth.report.plots import plot_clients, plot_curves
 from fedsynth.report.tables import comparison_rows, latex, markdown
 from fedsynth.runfolder import write_json
 from fedsynth.runner import check_setting, load_data
@@ -25,6 +26,7 @@ from fedsynth.tuning import check_tuning, with_settings
 from fedsynth.work import Work, summary_of
 
 REFERENCES = ("local", "finetune", "centralised")
+MOST_CLIENTS_DRAWN = 100
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def finish_comparison(
         planned = _tuned(path, planned, trials, work)
     experiments = [(label, make_experiment(table)) for label, table in planned]
     work.do([(f"{label}, seed {experiment.seed}", experiment) for label, experiment in experiments])
-    summaries = [{**summary_of(experiment), "label": label} for label, experiment in experiments]
+    summaries = [_summary(label, experiment) for label, experiment in experiments]
     done = Comparison(comparison_rows(summaries), summaries, control_verdicts(summaries), path)
     _write_tables(done)
     curves: dict[str, list[dict[str, Any]]] = {}
@@ -108,8 +110,31 @@ def finish_comparison(
     title = "Validation accuracy over all clients" + (", first seed" if len(summaries) > len(curves) else "")
     if any("validation" in row for rows in curves.values() for row in rows):
         plot_curves(path / "curves.png", {k: v for k, v in curves.items() if any("validation" in r for r in v)}, title)
+    _draw_clients(done)
     write_report([path])
     return done
+
+
+def _summary(label: str, experiment: Experiment) -> dict[str, Any]:
+    """What a run gave, with its label and the accuracy of every client on its own test part."""
+    summary = summary_of(experiment)
+    return {**summary, "label": label, "per_client": own_accuracies(experiment.runs / str(experiment.name), summary)}
+
+
+def own_accuracies(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
+    """The accuracy of every client on its own test part, from the clients.csv of a run."""
+    column = f"{summary['clients'].get('view')}/test/accuracy"
+    with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
+        return {row["client"]: float(row[column]) for row in csv.DictReader(file) if row.get(column)}
+
+
+def _draw_clients(done: Comparison) -> None:
+    """A dot for every client and row, of the first seed."""
+    first: dict[str, dict[str, float]] = {}
+    for summary in done.summaries:
+        first.setdefault(summary["label"], summary["per_client"])
+    if any(first.values()) and max(map(len, first.values())) <= MOST_CLIENTS_DRAWN:
+        plot_clients(done.path / "clients.png", {label: of for label, of in first.items() if of}, "First seed")
 
 
 def _write_tables(done: Comparison) -> None:

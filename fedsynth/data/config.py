@@ -54,6 +54,10 @@ class DataConfig(BaseModel):
     label_noise: float = Field(
         default=0, ge=0, le=1, description="Fraction of the training labels that are wrong, for tests of robustness."
     )
+    client_test: Literal["own", "source"] = Field(
+        default="own",
+        description="What a client is tested on: this share of its own data, or the whole test set of its source.",
+    )
     global_test: float = Field(
         default=0.2,
         gt=0,

@@ -61,11 +61,17 @@ class FederatedData:
     def client(self, client: str) -> ClientData:
         """The parts of one client, copied from the pool."""
         start, train, validation, end = self.bounds[self.position(client)]
+        test = self.pool.subset(self.rows[validation:end])
         return ClientData(
             self.pool.subset(self.rows[start:train]),
             self.pool.subset(self.rows[train:validation]),
-            self.pool.subset(self.rows[validation:end]),
+            test if self.config.client_test == "own" else self._source_test(self.client_sources[self.position(client)]),
         )
+
+    def _source_test(self, source: int) -> Dataset:
+        """The part of the global test set that comes from one source."""
+        rows = np.arange(len(self.test)) if self.test_sources is None else np.flatnonzero(self.test_sources == source)
+        return self.test.subset(rows)
 
     def pooled(self, part: str = "train") -> Dataset:
         """The same part of all clients together, for baselines that pool the data."""
@@ -82,6 +88,9 @@ class FederatedData:
 
     def counts(self, part: str = "train") -> np.ndarray:
         """Examples per client and class in one part: "train", "validation" or "test"."""
+        if part == "test" and self.config.client_test == "source":
+            tests = [self._source_test(source).counts(self.schema.classes) for source in range(len(self.source_names))]
+            return np.stack(tests)[self.client_sources]
         owner = np.repeat(np.arange(len(self.clients)), self.bounds[:, 3] - self.bounds[:, 0])
         chosen = self._in_part(part)
         cells = owner[chosen] * self.schema.classes + self.pool.y[self.rows[chosen]]
@@ -136,7 +145,8 @@ def load_federated(
     config = _partition_config(partition, mixture)
     parts, owners = _divide_sources(mixture, data, config, seed)
     ids = _client_ids(parts, mixture, config)
-    rows, bounds = split_clients(mixture.pool.y, parts, ids, data.validation, data.test, seed)
+    share = data.test if data.client_test == "own" else 0.0
+    rows, bounds = split_clients(mixture.pool.y, parts, ids, data.validation, share, seed)
     assert_disjoint(rows, len(mixture.pool), mixture.held_out)
     train = np.concatenate([rows[first:last] for first, last in bounds[:, :2]])
     return FederatedData(

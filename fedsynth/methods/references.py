@@ -6,15 +6,19 @@ upper bound that a federation cannot have: it exists in simulations only.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
 from fedsynth.federation.personal import personal
-from fedsynth.learning.models import ModelSpec, instantiate
+from fedsynth.learning.models import Classifier, ModelSpec, instantiate
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.learning.training import fit
+from fedsynth.learning.training import PLAIN, Objective, fit
 from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.methods.loop import LoopConfig, federated_loop, own_weights, start_weights, train
 from fedsynth.methods.settings import MethodConfig
@@ -28,14 +32,41 @@ class Loss(Reply):
 
 
 @task
-def train_alone(client: Client, spec: ModelSpec, training: LocalTraining) -> Loss:
+def train_alone(client: Client, spec: ModelSpec, training: LocalTraining, balanced: bool = False) -> Loss:
     """Go on training the client's own model; it never leaves."""
+    x, y = client.data.train.tensors()
+    if balanced:
+        rows = balanced_rows(client.data.train.y, client.rng("resample"))
+        x, y = x[rows], y[rows]
+    return client.release(Loss(loss=go_on_alone(client, spec, training, x, y)))
+
+
+def go_on_alone(
+    client: Client,
+    spec: ModelSpec,
+    training: LocalTraining,
+    x: Tensor,
+    y: Tensor,
+    objective: Callable[[Classifier], Objective] = lambda net: PLAIN,
+) -> float:
+    """Train the model that the client keeps to itself on these examples; the mean loss."""
     start = client.state.get("alone") or start_weights(client.seed, spec, client.schema)
     net = instantiate(spec, client.schema.shape, client.schema.classes, start).to(client.device)
-    x, y = client.data.train.tensors()
-    result = fit(net, x, y, training, client.rng("batches"))
+    result = fit(net, x, y, training, client.rng("batches"), objective(net))
     client.state["alone"] = weights_of(net)
-    return client.release(Loss(loss=result.loss))
+    return result.loss
+
+
+def balanced_rows(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
+    """Rows in which every class that is there has as many as the largest: all of its own, some of them again."""
+    counts = np.bincount(labels)
+    most = int(counts.max(initial=0))
+    rows = [np.arange(len(labels))]
+    for label in np.flatnonzero((counts > 0) & (counts < most)):
+        own = np.flatnonzero(labels == label)
+        whole, rest = divmod(most - len(own), len(own))
+        rows += [np.tile(own, whole), rng.permutation(own)[:rest]]
+    return torch.from_numpy(np.concatenate(rows))
 
 
 @personal("alone")
@@ -55,7 +86,11 @@ def finetuned(client: Client, model: Weights, spec: ModelSpec, settings: dict[st
 
 
 class LocalConfig(MethodConfig):
-    """Training alone has no settings of its own."""
+    """Setting of training alone."""
+
+    resample: Literal["none", "balanced"] = Field(
+        "none", description="balanced: rare classes are repeated until all are as large; an epoch is longer then"
+    )
 
 
 class FinetuneConfig(LoopConfig):
@@ -75,7 +110,8 @@ def local(fed: Federation, cfg: LocalConfig) -> Outcome:
     """Each client alone: no federation, one model per client."""
     state = State(model=None, personal="alone")
     for index in fed.rounds("train", cfg.train.rounds, state):
-        fed.broadcast(train_alone, spec=cfg.model, training=cfg.train.local(index))
+        balanced = cfg.resample == "balanced"
+        fed.broadcast(train_alone, spec=cfg.model, training=cfg.train.local(index), balanced=balanced)
     return Outcome(None, personal="alone", no_global="every client trains alone")
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsynth.data.described import RunData
 from fedsynth.federation.participation import Participation
-from fedsynth.report.plots import plot_curves, plot_split
+from fedsynth.federation.records import Matrix, read_record
+from fedsynth.report.plots import plot_clients, plot_curves, plot_matrix, plot_split
 from fedsynth.runfolder import write_json
 
 SPLIT_PICTURE_CLIENTS = 100
@@ -23,7 +27,8 @@ def write_record(
     participation: Participation,
     data: RunData,
 ) -> None:
-    """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, split.png and curves.png."""
+    """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, and pictures: of the split, the
+    curves, the clients and each matrix that the method recorded."""
     write_csv(folder / "metrics.csv", [flat(row) for row in rows])
     write_csv(folder / "clients.csv", _client_rows(judged["per_client"], data))
     write_json(folder / "participation.json", participation.as_dict())
@@ -37,6 +42,22 @@ def write_record(
     )
     if any("validation" in row for row in rows):
         plot_curves(folder / "curves.png", {summary["method"]: rows})
+    own = judged["per_client"].get(f"{summary['clients'].get('view')}/test", {})
+    if own and len(own) <= SPLIT_PICTURE_CLIENTS:
+        accuracy = {client: values["accuracy"] for client, values in own.items()}
+        plot_clients(folder / "clients.png", {summary["method"]: accuracy})
+    for name, kept in participation.records.items():
+        _picture_of(folder, name, kept)
+
+
+def _picture_of(folder: Path, name: str, kept: dict[str, Any]) -> None:
+    """A matrix that a method recorded, as records/<name>.png."""
+    record = read_record(kept)
+    if isinstance(record, Matrix) and record.rows:
+        (folder / "records").mkdir(exist_ok=True)
+        path = folder / "records" / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.png"
+        values = np.array(record.values, dtype=float)
+        plot_matrix(path, values, record.rows, record.columns or record.rows, record.marks, name)
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

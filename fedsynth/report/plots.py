@@ -99,6 +99,55 @@ def plot_samples(
     figure.savefig(path, dpi=110)
 
 
+def plot_matrix(
+    path: Path,
+    values: np.ndarray,
+    rows: list[str],
+    columns: list[str],
+    marks: list[tuple[int, int]],
+    title: str = "",
+) -> None:
+    """Numbers by row and column as a heat map, the chosen cells with a dot; a cell that is not a number stays empty."""
+    values = np.asarray(values, dtype=float)
+    side = min(14, 2.5 + 0.3 * max(len(rows), len(columns)))
+    figure = _figure(side + 1, side)
+    axes = figure.subplots()
+    drawn = axes.imshow(values, cmap="viridis_r", interpolation="nearest")
+    if marks:
+        down, across = zip(*marks, strict=True)
+        axes.scatter(across, down, s=14, c="white", edgecolors="black", linewidths=0.8, label="chosen")
+        axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.08))
+    figure.colorbar(drawn, ax=axes, shrink=0.8)
+    if len(columns) <= 40:
+        axes.set_xticks(range(len(columns)), columns, rotation=90 if len(columns) > 12 else 0, fontsize=8)
+    if len(rows) <= 40:
+        axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_title(title, fontsize=10, loc="left")
+    figure.savefig(path, dpi=110)
+
+
+def plot_clients(path: Path, accuracy: Mapping[str, Mapping[str, float]], title: str = "") -> None:
+    """Accuracy of every client, a dot in the colour of each row of results; clients across, in the order given."""
+    clients = list(dict.fromkeys(client for of in accuracy.values() for client in of))
+    figure = _figure(max(4, min(16, 2 + 0.3 * len(clients))), 4)
+    axes = figure.subplots()
+    shapes = "osD^v<>PX*"
+    for number, (label, of) in enumerate(accuracy.items()):
+        places = [clients.index(client) for client in of]
+        spread = (number - (len(accuracy) - 1) / 2) * 0.5 / max(1, len(accuracy))  # dots beside each other, not over
+        heights = [100 * value for value in of.values()]
+        marker, colour = shapes[number % len(shapes)], f"C{number % 10}"
+        axes.scatter(np.array(places) + spread, heights, s=22, marker=marker, c=colour, label=label, alpha=0.85)
+    axes.set_xlabel("client")
+    axes.set_ylabel("accuracy on its own test part, %")
+    axes.grid(alpha=0.3)
+    if len(clients) <= 40:
+        axes.set_xticks(range(len(clients)), clients, rotation=90 if len(clients) > 12 else 0, fontsize=8)
+    axes.legend(fontsize=8)
+    axes.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
 def _colours(images: np.ndarray, low: float, high: float) -> np.ndarray:
     """Images as (n, height, width, 3) in [0, 1]; what is not a number becomes black."""
     if images.shape[1] != 3:

@@ -12,10 +12,12 @@ from fedsynth.report.coverage import missed_words
 from fedsynth.report.intervals import Interval, paired_difference
 
 DIFFERENCE = "difference"
-COLUMNS = ("method", "global", "class var", "clients", "worst", "client var", "MB", "epochs", "s", "n")
+COLUMNS = ("method", "global", "class var", "clients", "worst", "worse", "client var", "MB", "epochs", "s", "n")
+ALONE = "local"  # the row that others must beat at every client
 LEGEND = (
     "global: the global model on the global test set, %; clients: the clients' mean accuracy on their own test parts, %"
-    " (* own models); var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
+    " (* own models); worse: clients that do worse than alone (row local), %;"
+    " var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
 )
 
 DIFFERENCES = "difference: on the global test, in points, paired by seed and split, ± half of a 95 % interval"
@@ -26,7 +28,8 @@ def comparison_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     runs: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
         runs.setdefault(summary.get("label", summary["method"]), []).append(summary)
-    rows = [_row(label, of_label) for label, of_label in runs.items()]
+    alone = {_setting(run): run.get("per_client", {}) for run in runs.get(ALONE, [])}
+    rows = [_row(label, of_label, alone if label != ALONE else {}) for label, of_label in runs.items()]
     first = next(iter(runs.values()), [])
     for row, of_label in zip(rows[1:], list(runs.values())[1:], strict=True):
         row |= _difference(of_label, first)
@@ -42,12 +45,26 @@ def _difference(runs: list[dict[str, Any]], first: list[dict[str, Any]]) -> dict
     return {DIFFERENCE: found.mean, f"{DIFFERENCE}_half": found.half, f"{DIFFERENCE}_n": found.n}
 
 
-def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def _setting(run: dict[str, Any]) -> tuple[Any, Any]:
+    """What two runs must share for their clients to be the same: seed and split."""
+    return run.get("seed"), run.get("data", {}).get("split")
+
+
+def share_made_worse(own: dict[str, float], alone: dict[str, float]) -> float | None:
+    """The share of the clients in both whose accuracy is lower than when they trained alone."""
+    both = [client for client in own if client in alone]
+    return sum(own[client] < alone[client] for client in both) / len(both) if both else None
+
+
+def _row(
+    name: str, runs: list[dict[str, Any]], alone: dict[tuple[Any, Any], dict[str, float]] | None = None
+) -> dict[str, Any]:
     values = {
         "test": [run["test"]["accuracy"] for run in runs],
         "class_variance": [run["test"]["class_variance"] for run in runs],
         "mean": [run["clients"].get("mean") for run in runs],
         "worst": [run["clients"].get("worst") for run in runs],
+        "worse": [share_made_worse(run.get("per_client", {}), (alone or {}).get(_setting(run), {})) for run in runs],
         "variance": [run["clients"].get("variance") for run in runs],
         "megabytes": [(run["bytes"]["up"] + run["bytes"]["down"]) / 1e6 for run in runs],
         "epochs": [run["client_epochs"] for run in runs],
@@ -80,6 +97,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         show("class_variance", ".0f"),
         show("mean", ".2f", 100) + own,
         show("worst", ".2f", 100),
+        show("worse", ".0f", 100),
         show("variance", ".0f"),
         f"{row['megabytes']:.1f}",
         f"{row['epochs']:.0f}",

@@ -280,3 +280,18 @@ def test_label_noise_makes_a_share_of_the_training_labels_wrong_and_no_other():
     for part in ("validation", "test"):
         assert (clean.pooled(part).y == noisy.pooled(part).y).all()
     assert (clean.test.y == noisy.test.y).all()
+
+
+def test_clients_may_be_tested_on_the_whole_test_set_of_their_source(tmp_path):
+    rng = np.random.default_rng(0)
+    other = save(tmp_path / "o.npz", rng.random((400, 1, 8, 8)).astype(np.float32), np.arange(400) % 4)
+    table = {"sources": ["digits", other], "client_test": "source"}
+    data = load_federated(DataConfig(**table), {"name": "iid", "num_clients": 4}, seed=0)
+    for client in data.clients:
+        rows = np.flatnonzero(data.test_sources == data.client_sources[data.position(client)])
+        assert np.array_equal(data.client(client).test.x, data.test.x[rows])
+        assert np.array_equal(data.counts("test")[data.position(client)], np.bincount(data.test.y[rows], minlength=10))
+    own = load_federated(DataConfig(sources=table["sources"], test=0.0), {"name": "iid", "num_clients": 4}, seed=0)
+    assert np.array_equal(own.rows, data.rows)
+    single = load_federated(DataConfig(client_test="source"), {"name": "iid", "num_clients": 2}, seed=0)
+    assert len(single.client("0").test) == len(single.test)

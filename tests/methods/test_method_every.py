@@ -37,7 +37,20 @@ EXTRA: dict[str, set[str]] = {"scaffold": {"control_change"}, "qffl": {"loss_bef
 """What the local objective adds to the update."""
 
 BASELINES = [
-    *("astraea", "centralised", "data_sharing", "fedavg", "fedbn", "feddyn", "fedmix", "fednova", "fedopt", "fedprox"),
+    *(
+        "astraea",
+        "centralised",
+        "data_sharing",
+        "ditto",
+        "fedrep",
+        "fedavg",
+        "fedbn",
+        "feddyn",
+        "fedmix",
+        "fednova",
+        "fedopt",
+        "fedprox",
+    ),
     *("finetune", "krum", "local", "logit_adjustment", "median", "moon", "qffl", "scaffold", "static_augmentation"),
     "trimmed_mean",
 ]

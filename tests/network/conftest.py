@@ -1,31 +1,12 @@
-"""Sites for the tests of the network: files as a site has them, all rehearsing on the digits."""
+"""Fixtures of the network tests."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-DIGITS = {"shape": [1, 8, 8], "classes": [str(digit) for digit in range(10)]}
-PARTITION = {"name": "dirichlet", "num_clients": 3, "alpha": 1.0}
-LIMIT = 240
-
-
-def site_file(folder: Path, name: str, client: str, extra: str = "") -> Path:
-    """A site that plays one client of the split that the local runs of these tests use."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "site.toml"
-    partition = ", ".join(f"{key} = {json.dumps(value)}" for key, value in PARTITION.items())
-    file.write_text(
-        f'name = "{name}"\n[flower]\nsuperlink = "localhost:1"\n'
-        f"[schema]\nshape = {DIGITS['shape']}\nclasses = {json.dumps(DIGITS['classes'])}\n"
-        f'[data]\nname = "digits"\nlimit = {LIMIT}\n'
-        f'[rehearsal]\nclient = "{client}"\npartition = {{ {partition} }}\n{extra}'
-    )
-    return file
+from sites import site_file
 
 
 @pytest.fixture
@@ -36,14 +17,3 @@ def site_files(tmp_path: Path) -> Callable[..., dict[str, Path]]:
         return {name: site_file(tmp_path / "sites" / name, name, name, extra) for name in names}
 
     return make
-
-
-def tables(**sections: Any) -> dict[str, Any]:
-    """An experiment of seconds on the same split."""
-    return {
-        "data": {"name": "digits", "limit": LIMIT},
-        "partition": PARTITION,
-        "model": {"name": "mlp", "hidden": [8]},
-        "train": {"rounds": 2, "local_epochs": 1},
-        **sections,
-    }

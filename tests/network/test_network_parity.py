@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tables
 from grids import InProcessGrid
+from sites import tables
 
 from fedsynth.config import make_experiment
 from fedsynth.errors import UserError
@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fed_zdac": {"model": NORMED, "method": {"steps": 3, "per_class": 2}},
     "agg_enhance": {"model": NORMED, "method": {"steps": 3, "tune_epochs": 1}},
     "fedbn": {"model": NORMED},
+    "gandalf": {"method": {"gan_steps": 4, "visit_steps": 2, "gan_channels": 2, "gan_latent": 3}},
 }
 
 

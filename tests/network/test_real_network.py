@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DIGITS, site_file, tables
+from sites import DIGITS, site_file, tables
 
 from fedsynth.config import make_experiment
 from fedsynth.errors import FedsynthError, UserError

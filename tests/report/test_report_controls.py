@@ -136,3 +136,23 @@ def test_a_table_has_a_row_per_label() -> None:
     plain = runs("fedavg", 0.1)[0]
     del plain["label"]
     assert comparison_rows([plain])[0]["method"] == "fedavg"
+
+
+def test_the_share_made_worse_than_alone_is_taken_client_by_client_on_the_same_split():
+    def run(label: str, seed: int, split: str, **accuracy: float) -> dict[str, Any]:
+        made = runs(label, 0.5)[0]
+        return {**made, "seed": seed, "data": {"split": split}, "per_client": accuracy}
+
+    rows = comparison_rows(
+        [
+            run("new", 0, "x", a=0.5, b=0.9, c=0.7, d=0.1),
+            run("new", 1, "y", a=0.9, b=0.9),
+            run("local", 0, "x", a=0.6, b=0.8, c=0.7, e=0.1),
+            run("local", 1, "y", a=0.8, b=0.8),
+            run("stranger", 0, "z", a=0.0),
+        ]
+    )
+    by_name = {row["method"]: row for row in rows}
+    assert by_name["new"]["worse"] == pytest.approx((1 / 3 + 0) / 2)
+    assert by_name["local"]["worse"] is None
+    assert by_name["stranger"]["worse"] is None

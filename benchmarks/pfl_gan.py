@@ -1,0 +1,149 @@
+"""The study of PFL-GAN and other personalised methods behind docs/results.md.
+
+    FEDSYNTH_DATA=/path/to/data python benchmarks/pfl_gan.py --runs /tmp/pfl --jobs 2
+    python benchmarks/pfl_gan.py --runs /tmp/pfl --table docs/results/pfl_gan.csv
+
+Killed and started again it goes on where it was. `--only TEXT` runs the rows whose names contain TEXT; with
+FEDSYNTH_TINY=1 in the environment every run is as small as can be, to see that all of them work.
+
+Every number is on the client's own test part, which is the whole test set of its source, as in the paper. A row has
+the mean over clients for each source, and the share of clients that do worse than alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from harness import Part, Table, main, spread
+
+TINY = bool(os.environ.get("FEDSYNTH_TINY"))
+SMALL = {"gan_steps": 10, "made_per_class": 10, "encoder_steps": 10} if TINY else {}
+PFL = {"name": "pfl_gan", **SMALL, **({"refined_steps": 10} if TINY else {})}
+GROUPS = {"name": "cluster_fedavg", **SMALL}
+
+ROWS: dict[str, Table] = {
+    "local": {"name": "local"},
+    "local, balanced": {"name": "local", "resample": "balanced"},
+    "fedavg": {"name": "fedavg"},
+    "fedprox": {"name": "fedprox", "mu": 0.01},
+    "fedopt": {"name": "fedopt"},
+    "fedbn": {"name": "fedbn"},
+    "finetune": {"name": "finetune"},
+    "ditto": {"name": "ditto"},
+    "fedrep": {"name": "fedrep"},
+    "faug": {"name": "faug", **({"gan_steps": 10} if TINY else {})},
+    "rfa_rfd": {"name": "rfa_rfd", **SMALL},
+    "cluster_fedavg": GROUPS,
+    "cluster_fedavg, 2-means": {**GROUPS, "threshold": "2-means"},
+    "pfl_gan": {**PFL, "refine": "group"},
+    "pfl_gan, a GAN for each client": PFL,
+    "pfl_gan, T_i directly": {**PFL, "use": "direct"},
+    "pfl_gan, published rule": {**PFL, "use": "direct", "threshold": "mean"},
+    "pfl_gan, untrained encoder": {**PFL, "use": "direct", "autoencoder": "untrained"},
+    "pfl_gan, noise": {**PFL, "refine": "group", "synthetic": "noise"},
+    "pfl_gan, real samples": {**PFL, "synthetic": "real"},
+}
+"""FedBN runs on the same network with BatchNorm layers, and says so in its row."""
+ROBUST = {
+    **{name: ROWS[name] for name in ("local", "fedavg", "cluster_fedavg", "pfl_gan, T_i directly")},
+    "trimmed mean": {"name": "trimmed_mean", "trim": 0.25},
+    "median": {"name": "median"},
+    "krum": {"name": "krum", "byzantine": 2, "keep": 6},
+}
+"""Against two of ten clients whose data is another set's under the same labels."""
+
+
+def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = ()) -> Table:
+    """The paper's sizes: 300 images of a class for training, 15 of three; a tenth more for validation."""
+    several = {"sources": list(sources), "shares": list(shares)} if len(sources) > 1 else {"name": sources[0]}
+    sizes = {"samples_per_class": 20, "few_samples": 4} if TINY else {"samples_per_class": 333, "few_samples": 17}
+    return {
+        "data": {**several, "client_test": "source"},
+        "partition": {"name": "few_sample", "num_clients": min(clients, 4) if TINY else clients, **sizes},
+        "model": {"name": "pfl_cnn"},
+        "train": {
+            "rounds": 1 if TINY else 10,
+            "local_epochs": 1 if TINY else 2,
+            "batch_size": 64,
+            "optimizer": "adam",
+            "lr": 0.001,
+        },
+    }
+
+
+class WithNorm(Part):
+    """A part whose FedBN row has a network with normalisation layers."""
+
+    def experiment(self, row: str, seed: int, runs: Path) -> Table:
+        """One run: a row with a seed."""
+        table = super().experiment(row, seed, runs)
+        return table | {"model": {"name": "pfl_cnn", "norm": "batch"}} if row == "fedbn" else table
+
+
+PARTS = [
+    WithNorm("label skew", partial(setting, ["mnist"], 20), ROWS),
+    WithNorm("two data sets", partial(setting, ["mnist", "fashion-mnist"], 20), ROWS),
+    WithNorm("strangers", partial(setting, ["mnist", "fashion-mnist"], 10, [8, 2]), ROBUST),
+]
+
+
+def by_client(path: Path) -> dict[str, float] | None:
+    """Accuracy of every client in a run that is complete."""
+    if not (path / "summary.json").is_file():
+        return None
+    view = json.loads((path / "summary.json").read_text(encoding="utf-8"))["clients"]["view"]
+    with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
+        return {row["client"]: float(row[f"{view}/test/accuracy"]) for row in csv.DictReader(file)}
+
+
+def by_source(path: Path, accuracy: dict[str, float]) -> dict[str, float]:
+    """The clients' mean accuracy in %, for each source; clients come in the order of the sources."""
+    sources = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["clients_per_source"]
+    values, means = list(accuracy.values()), {}
+    for name, number in sources.items():
+        means[name] = 100 * statistics.mean(values[:number])
+        values = values[number:]
+    return means
+
+
+def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
+    """What is complete, as CSV: a line per part, row and source."""
+    lines = []
+    for part in parts:
+        for row in part.rows:
+            paths = [runs / str(part.experiment(row, seed, runs)["name"]) for seed in range(part.seeds)]
+            alone = [runs / str(part.experiment("local", seed, runs)["name"]) for seed in range(part.seeds)]
+            done = [(path, base, found) for path, base in zip(paths, alone, strict=True) if (found := by_client(path))]
+            worse = [
+                100 * statistics.mean(found[client] < value for client, value in base_found.items())
+                for _, base, found in done
+                if row != "local" and (base_found := by_client(base))
+            ]
+            means = [by_source(path, found) for path, _, found in done]
+            for source in means[0] if means else ():
+                values = [of[source] for of in means]
+                lines.append(
+                    {
+                        "part": part.name,
+                        "row": row,
+                        "source": source,
+                        **spread("accuracy", values),
+                        "seeds": " ".join(f"{value:.2f}" for value in values),
+                        "worse": statistics.mean(worse) if worse else "",
+                        "n": len(values),
+                    }
+                )
+    with target.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+if __name__ == "__main__":
+    main(PARTS, __doc__, write=write)

@@ -1,0 +1,179 @@
+"""FAug with federated distillation (Jeong et al. 2018), "FAug-FD" in PFL-GAN's table 1: one model per client.
+
+FAug: every client sends a few of its real examples to the server, as seeds; the server trains a conditional GAN on all
+seeds together and sends its generator back; every client fills up the classes it has few of. Federated distillation:
+in every round clients send their mean scores for each class, and learn towards the mean of what the others sent.
+
+Deviations. The paper has clients send seeds of the classes they lack most, and some of others to hide which; here a
+client sends `seeds` of each class that it has, which says no more. The paper's server oversamples the seeds by a web
+search: here turned and shifted copies, at most two of each, take their place. A client fills up to its largest class.
+The distillation term is the squared distance of softmaxed scores (the paper: a cross-entropy with the same minimum).
+With weight 0 and no seeds it is `local` to the last bit. Real images leave clients, unprotected.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsynth.federation import Client, Done, Federation, Outcome, Reply, State, leaves, method, task
+from fedsynth.learning.models import Classifier, ModelSpec, instantiate
+from fedsynth.learning.optimizers import LocalTraining
+from fedsynth.learning.training import PLAIN, CrossEntropy, Objective
+from fedsynth.learning.weights import Weights
+from fedsynth.methods.autoencoding import require_images
+from fedsynth.methods.client_gans import GanSettings
+from fedsynth.methods.made import keep_made, made_by
+from fedsynth.methods.references import go_on_alone
+from fedsynth.methods.refining import refine_gan
+from fedsynth.methods.settings import MethodConfig
+from fedsynth.synthesis.gan import GanSpec, load_generator, make_images
+from fedsynth.synthesis.static import Static, fill_classes
+
+
+class FaugConfig(MethodConfig):
+    """FAug's settings."""
+
+    seeds: int = Field(5, ge=0, description="real examples of each class that a client sends to the server; 0: none")
+    gan_steps: int = Field(1000, ge=0, description="generator steps of the server's GAN")
+    gan_channels: int = Field(16, ge=1, description="channels of its finest layer")
+    distillation: float = Field(0.1, ge=0, description="weight of the distillation term; 0: clients train apart")
+
+
+class Seeds(Reply):
+    """Real examples."""
+
+    images: Tensor = leaves("real images")
+    labels: Tensor = leaves("their labels")
+
+
+class Scores(Reply):
+    """What a client's model says of its classes."""
+
+    loss: float = leaves("mean training loss")
+    scores: Tensor = leaves("the model's mean softmaxed scores over the training examples of each class")
+    counts: Tensor = leaves("number of training examples of each class")
+
+
+@task
+def send_seeds(client: Client, per_class: int) -> Seeds:
+    """A few real examples of each class."""
+    rng, data = client.rng("seeds"), client.data.train
+    rows = [rng.permutation(np.flatnonzero(data.y == label))[:per_class] for label in range(client.schema.classes)]
+    images, labels = data.subset(np.concatenate(rows)).tensors()
+    return client.release(Seeds(images=images, labels=labels))
+
+
+@task
+def replenish(client: Client, generator: Weights, spec: GanSpec, classes: list[int]) -> Done:
+    """Fill every class that the generator knows up to the client's largest."""
+    counts = client.data.train.counts(client.schema.classes)
+    known = np.isin(np.arange(len(counts)), classes)
+    lacking = torch.from_numpy(np.where(known, counts.max() - counts, 0))
+    labels = torch.repeat_interleave(torch.arange(len(counts)), lacking)
+    if len(labels):
+        net = load_generator(spec, client.schema.shape, client.schema.classes, generator)
+        keep_made(client, make_images(net, spec, labels, client.rng("replenish")), labels)
+    return client.release(Done())
+
+
+@task
+def train_distilled(
+    client: Client, spec: ModelSpec, training: LocalTraining, weight: float, targets: Tensor, known: Tensor
+) -> Scores:
+    """Train the client's own model, towards the others' mean scores where they are known; then send its own."""
+    x, y = client.data.train.tensors()
+    made = made_by(client)
+    if made is not None:
+        x, y = torch.cat([x, made[0].to(x)]), torch.cat([y, made[1]])
+
+    def objective(net: Classifier) -> Objective:
+        return Distilled(weight, targets, known) if weight and bool(known.any()) else PLAIN
+
+    loss = go_on_alone(client, spec, training, x, y, objective)
+    scores, counts = mean_scores(client, spec)
+    return client.release(Scores(loss=loss, scores=scores, counts=counts))
+
+
+class Distilled(CrossEntropy):
+    """Cross-entropy + weight · ‖softmax(scores) − the others' mean scores of that class‖²."""
+
+    def __init__(self, weight: float, targets: Tensor, known: Tensor) -> None:
+        self.weight, self.targets, self.known = weight, targets, known.to(torch.float32)
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        scores = model(x)
+        apart = (scores.softmax(1) - self.targets.to(scores)[y]).square().sum(1)
+        return F.cross_entropy(scores, y) + self.weight * (apart * self.known.to(scores)[y]).mean()
+
+
+def mean_scores(client: Client, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    """The mean softmaxed scores over the client's own examples of each class, and how many those are."""
+    classes = client.schema.classes
+    net = instantiate(spec, client.schema.shape, classes, client.state["alone"]).eval()
+    x, y = client.data.train.tensors()
+    with torch.inference_mode():
+        each = torch.cat([net(batch).softmax(1) for batch in x.split(512)])
+    counts = torch.bincount(y, minlength=classes)
+    sums = torch.zeros((classes, classes)).index_add_(0, y, each)
+    return sums / counts.clamp(min=1)[:, None], counts
+
+
+@method("faug", config=FaugConfig, model="pfl_cnn")
+def faug(fed: Federation, cfg: FaugConfig) -> Outcome:
+    """A GAN of everybody's seed images fills up rare classes, and clients distil each other's mean scores."""
+    if cfg.seeds:
+        require_images(fed.schema)
+        fed.once("augment", lambda: augmented(fed, cfg))
+    classes = fed.schema.classes
+    state = State(model=None, personal="alone", told={})
+    for index in fed.rounds("train", cfg.train.rounds, state):
+        orders = {}
+        for client in fed.clients:
+            targets, known = others_mean(state.told, client, classes)
+            orders[client] = {"targets": targets, "known": known, "weight": cfg.distillation, "spec": cfg.model}
+        replies = fed.scatter(
+            train_distilled, {c: {**o, "training": cfg.train.local(index)} for c, o in orders.items()}
+        )
+        state.told = state.told | {c: {"scores": r.scores, "counts": r.counts} for c, r in replies.items()}
+    return Outcome(None, personal="alone", no_global="every client has a model of its own")
+
+
+def augmented(fed: Federation, cfg: FaugConfig) -> dict[str, Any]:
+    """Gather seeds, train the GAN, have everybody fill up."""
+    fed.note("Real images left the clients as seeds of the server's GAN.")
+    replies = fed.broadcast(send_seeds, per_class=cfg.seeds)
+    images = torch.cat([reply.images for reply in replies.values()])
+    labels = torch.cat([reply.labels for reply in replies.values()])
+    twice = 2 * np.bincount(labels.numpy(), minlength=fed.schema.classes)
+    copies, of = fill_classes(images, labels, twice, fed.rng("copies"), Static())
+    images, labels = torch.cat([images, copies]), torch.cat([labels, of])
+    how = GanSettings(gan_channels=cfg.gan_channels)
+    job = {
+        "images": (images.clamp(0, 1) * 255).round().to(torch.uint8),
+        "labels": labels,
+        "spec": how.gan_spec(),
+        "training": how.gan_training(),
+        "steps": cfg.gan_steps,
+        "name": "seeds",
+    }
+    weights = fed.compute(refine_gan, {"seeds": job})["seeds"].fields()["weights"]
+    known = sorted(set(labels.tolist()))
+    fed.broadcast(replenish, generator=weights, spec=how.gan_spec(), classes=known)
+    return {"seeds": len(replies)}
+
+
+def others_mean(told: dict[str, dict[str, Tensor]], client: str, classes: int) -> tuple[Tensor, Tensor]:
+    """The mean scores of each class over all other clients that have it, each alike; and which classes they have."""
+    others = [scores for other, scores in told.items() if other != client]
+    if not others:
+        return torch.zeros((classes, classes)), torch.zeros(classes, dtype=torch.bool)
+    has = torch.stack([scores["counts"] > 0 for scores in others]).to(torch.float32)
+    each = torch.stack([scores["scores"] for scores in others])
+    number = has.sum(0)
+    return (each * has[:, :, None]).sum(0) / number.clamp(min=1)[:, None], number > 0

@@ -1,0 +1,331 @@
+"""PFL-GAN: likeness by shared GANs, who helps whom, what a client trains beside, and clients that lie."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import SMALL, Clients, Finished, run, same_bits, some_clients
+
+from fedsynth.errors import UserError
+from fedsynth.evaluation.views import client_tallies
+from fedsynth.federation.methods import find_method
+from fedsynth.methods import client_gans
+from fedsynth.methods.beside_made import BesideMade
+from fedsynth.methods.pfl_gan import PflGanConfig
+from fedsynth.methods.settings import TrainConfig
+from fedsynth.methods.similarity import groups, neighbours
+from fedsynth.privacy import PrivacyConfig
+
+QUICK: dict[str, Any] = {
+    "gan": "vae",
+    "gan_channels": 4,
+    "gan_latent": 4,
+    "gan_steps": 60,
+    "gan_batch_size": 16,
+    "gan_lr": 0.01,
+    "refined_steps": 20,
+    "made_per_class": 12,
+    "encoder_steps": 40,
+    "encoder_latent": 16,
+    "side_by_side": 2,
+}
+
+
+TINY = {"gan_steps": 3, "refined_steps": 3, "encoder_steps": 3, "threshold": "none"}
+NOTHING = {"synthetic": "none"}
+
+
+def two_worlds(rows: int = 3, columns: int = 3, examples: int = 24) -> Clients:
+    """Clients whose class is a bright row, then clients whose class is a bright column; 8x8 images, 3 classes."""
+    rng = np.random.default_rng(0)
+    train = {}
+    for position in range(rows + columns):
+        y = rng.integers(3, size=examples)
+        x = 0.1 * rng.random((examples, 1, 8, 8), dtype=np.float32)
+        across = x if position < rows else x.transpose(0, 1, 3, 2)
+        across[np.arange(examples), 0, 2 * y + 1] += 0.9
+        train["abcdefgh"[position]] = (x, y.astype(np.int64))
+    return Clients(train, 3)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Clients:
+    return two_worlds()
+
+
+def asked(done: Finished, task: str) -> dict[str, dict[str, Any]]:
+    """What each client was sent in a task."""
+    return {c: r["fields"] for ask in done.asks if ask.task == task for c, r in ask.requests.items()}
+
+
+def groups_of(done: Finished) -> list[list[str]]:
+    return list(done.fed.participation.records["groups of clients"]["groups"].values())
+
+
+@pytest.fixture(scope="module")
+def direct(worlds, tmp_path_factory) -> Finished:
+    """A run that hands out the sets themselves."""
+    folder = tmp_path_factory.mktemp("direct")
+    return run("pfl_gan", worlds, folder=folder, model=SMALL["mlp"], settings=QUICK | {"use": "direct"}, rounds=1)
+
+
+@pytest.fixture(scope="module")
+def refined(worlds, tmp_path_factory) -> Finished:
+    """A run with refined GANs."""
+    return run(
+        "pfl_gan", worlds, folder=tmp_path_factory.mktemp("refined"), model=SMALL["mlp"], settings=QUICK, rounds=1
+    )
+
+
+@pytest.mark.parametrize("threshold", ["mean", "2-means", "spectral", "gap"])
+def test_the_two_data_sets_are_told_apart_by_every_rule(direct, threshold):
+    distances = np.array(direct.fed.participation.records["distances of clients"]["values"])
+    assert groups(neighbours(distances, threshold)) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_groups_and_chosen_neighbours_are_recorded(direct):
+    assert groups_of(direct) == [["a", "b", "c"], ["d", "e", "f"]]
+    marks = {tuple(mark) for mark in direct.fed.participation.records["distances of clients"]["marks"]}
+    assert marks == {(i, j) for i in range(6) for j in range(6) if i != j and (i < 3) == (j < 3)}
+
+
+def test_an_untrained_encoder_tells_them_apart_too(run_method, worlds):
+    settings = QUICK | {"autoencoder": "untrained", "use": "direct"}
+    assert groups_of(run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=settings, rounds=1)) == [
+        ["a", "b", "c"],
+        ["d", "e", "f"],
+    ]
+
+
+def test_a_client_gets_samples_of_its_neighbours_alone(direct):
+    made = {c: r["images"] for ask in direct.asks if ask.task == "make_set" for c, r in ask.replies.items()}
+    for client, order in asked(direct, "receive_images").items():
+        kin = [c for c in "abcdef" if c != client and (c in "abc") == (client in "abc")]
+        sources = {c: set(map(bytes, made[f"@{c}"].flatten(1).numpy())) for c in kin}
+        taken = list(map(bytes, order["images"].flatten(1).numpy()))
+        assert all(any(image in source for source in sources.values()) for image in taken)
+        assert all(any(image in source for image in taken) for source in sources.values())
+        counts = np.bincount(order["labels"])
+        assert counts.max() - counts.min() <= 2  # a beginning of each balanced set
+
+
+def test_each_client_gets_a_refined_generator_of_its_own(run_method, worlds, refined):
+    orders = asked(refined, "receive_generator")
+    assert set(orders) == set("abcdef")
+    assert not any(same_bits(orders["a"]["generator"], orders[c]["generator"]) for c in "bcdef")
+    assert all(name.startswith("generator.") for order in orders.values() for name in order["generator"])
+    shared = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | {"refine": "group"}, rounds=1)
+    orders = asked(shared, "receive_generator")
+    assert all(same_bits(orders["a"]["generator"], orders[c]["generator"]) for c in "bc")
+    assert not same_bits(orders["a"]["generator"], orders["d"]["generator"])
+    assert len(asked(shared, "refine_gan")) == 2
+
+
+@pytest.mark.parametrize("model", ["cnn", "zda_cnn", "mlp"])
+def test_without_synthesis_it_is_local_training(run_method, digits, model):
+    common = {"model": SMALL[model], "rounds": 2, "momentum": 0.5}
+    plain, done = run_method("local", digits, **common), run_method("pfl_gan", digits, settings=NOTHING, **common)
+    for client in digits.clients:
+        assert same_bits(done.state(client)["alone"], plain.state(client)["alone"])
+
+
+def test_made_images_change_what_is_learnt(run_method, worlds, refined, direct):
+    runs = [refined, direct]
+    for settings in ({"made": "once"}, {"synthetic": "noise"}, {"made_per_step": 0}):
+        runs.append(run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | settings, rounds=1))
+    for one, other in itertools.combinations(runs, 2):
+        if one is not direct and other is not direct:  # that one took other rounds
+            for client in worlds.clients:
+                assert not same_bits(one.state(client)["alone"], other.state(client)["alone"])
+
+
+def test_the_loss_is_that_of_private_and_made_images_together():
+    net = torch.nn.Linear(2, 3)
+    x, y = torch.rand(4, 2), torch.tensor([0, 1, 2, 0])
+    made, labels = torch.rand(2, 2), torch.tensor([2, 2])
+    loss = BesideMade(lambda count: (made[:count], labels[:count]), 2).loss(net, x, y)
+    each = torch.nn.functional.cross_entropy(
+        net(torch.cat([x, made])), torch.tensor([0, 1, 2, 0, 2, 2]), reduction="none"
+    )
+    assert loss.item() == pytest.approx(each.sum().item() / 6)
+
+
+def test_the_control_with_real_images_takes_those_of_neighbours(run_method, worlds):
+    done = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | {"synthetic": "real"}, rounds=1)
+    for client, order in asked(done, "receive_images").items():
+        kin = [c for c in worlds.clients if c != client and (c in "abc") == (client in "abc")]
+        own = np.concatenate([worlds.client(c).train.x for c in kin])
+        known = set(map(bytes, np.rint(own * 255).astype(np.uint8).reshape(len(own), -1)))
+        assert set(map(bytes, order["images"].flatten(1).numpy())) <= known
+    assert any("control, not a method" in note for note in done.fed.participation.notes)
+
+
+def test_what_leaves_is_the_generator_and_it_is_declared_unprotected(refined):
+    rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
+    left = {row["release"]: row for row in rows}
+    assert set(left) == {"train_own_gan.generator", "train_own_gan.classes", "train_beside_made.loss"}
+    assert "can draw images like them" in left["train_own_gan.generator"]["what"]
+    with pytest.raises(ValueError, match=r"privacy.updates"):
+        PflGanConfig(privacy=PrivacyConfig(updates="dp_sgd"))
+
+
+def test_the_same_bits_on_the_wire(run_method, worlds, refined):
+    wire = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK, rounds=1, engine="wire")
+    for client in worlds.clients:
+        assert same_bits(refined.state(client)["alone"], wire.state(client)["alone"])
+    view = client_tallies(refined.fed, refined.outcome, SMALL["mlp"], ["test"])
+    assert set(view) == {"personal/test"}
+
+
+def test_a_run_cut_off_anywhere_goes_on_client_by_client(federate):
+    method = find_method("pfl_gan")
+    cfg = method.config(train=TrainConfig(rounds=1, local_epochs=1), model=SMALL["mlp"], **(QUICK | TINY))
+
+    def alone(fed: Any, outcome: Any) -> list[tuple[Any, ...]]:
+        tallies = client_tallies(fed, outcome, SMALL["mlp"], ["test"])["personal/test"]
+        return [(client, tally.correct.tolist(), tally.loss) for client, tally in tallies.items()]
+
+    fed = federate("whole")
+    whole = alone(fed, method.program(fed, cfg))
+
+    class CutOffError(Exception):
+        pass
+
+    for stop in (1, 2, 7, 8):
+        fed = federate(f"cut-{stop}")
+        done, ask = [], fed.engine.ask
+
+        def limited(task, requests, deadline, done=done, ask=ask, stop=stop):
+            if len(done) >= stop:
+                raise CutOffError
+            done.append((task, set(requests)))
+            return ask(task, requests, deadline)
+
+        fed.engine.ask = limited
+        with pytest.raises(CutOffError):
+            method.program(fed, cfg)
+        again = federate(f"cut-{stop}")
+        repeated, ask_again = [], again.engine.ask
+
+        def noting(task, requests, deadline, repeated=repeated, ask_again=ask_again):
+            repeated.append((task, set(requests)))
+            return ask_again(task, requests, deadline)
+
+        again.engine.ask = noting
+        assert alone(again, method.program(again, cfg)) == whole
+        for costly in ("train_own_gan", "refine_gan"):
+            assert not [entry for entry in done if entry[0] == costly and entry in repeated]
+
+
+# -- clients that lie -------------------------------------------------------------------------------------------------
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, liar: str, twist: Any) -> None:
+    """Have one client send something else in the place of its generator."""
+    honest = client_gans.generator_weights
+    train = client_gans.train_gan
+    current = []
+
+    def training(gan, x, y, *args, **kwargs):
+        current.append(len(y))
+        return train(gan, x, y, *args, **kwargs)
+
+    def sent(weights):
+        return twist(honest(weights)) if current[-1] == LIARS_SIZE else honest(weights)
+
+    monkeypatch.setattr(client_gans, "train_gan", training)
+    monkeypatch.setattr(client_gans, "generator_weights", sent)
+
+
+LIARS_SIZE = 23  # tells the liar from the others
+
+
+def with_liar() -> Clients:
+    """Three honest clients of one kind, and one with another number of examples that will lie."""
+    honest, liar = two_worlds(3, 0), two_worlds(1, 0, LIARS_SIZE)
+    train = {name: (part.x, part.y) for name, part in honest.train.items()}
+    return Clients(train | {"liar": (liar.train["a"].x, liar.train["a"].y)}, 3)
+
+
+def noise_of(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    dice = torch.Generator().manual_seed(0)
+    return {name: torch.randn(entry.shape, generator=dice) for name, entry in weights.items()}
+
+
+@pytest.mark.parametrize("threshold", ["mean", "gap"])
+@pytest.mark.parametrize(
+    "twist",
+    [
+        noise_of,
+        lambda weights: {name: torch.full_like(entry, torch.nan) for name, entry in weights.items()},
+        lambda weights: {name: entry[:1] for name, entry in weights.items()},
+        lambda weights: {},
+    ],
+    ids=["noise", "not numbers", "wrong shapes", "nothing"],
+)
+def test_weights_that_are_no_generator_help_and_hurt_nobody(run_method, monkeypatch, twist, threshold):
+    lie(monkeypatch, "liar", twist)
+    data = with_liar()
+    settings = QUICK | {"threshold": threshold, "use": "direct"}
+    done = run_method("pfl_gan", data, model=SMALL["mlp"], settings=settings, rounds=1)
+    made = {c: r["images"] for ask in done.asks if ask.task == "make_set" for c, r in ask.replies.items()}
+    lies = set(map(bytes, made["@liar"].flatten(1).numpy()))
+    orders = asked(done, "receive_images")
+    assert set(orders) >= {"a", "b", "c"} or threshold != "gap"
+    for client in set(orders) & {"a", "b", "c"}:
+        assert not lies & set(map(bytes, orders[client]["images"].flatten(1).numpy()))
+
+
+def test_a_gan_of_another_data_set_does_not_hurt_the_others(run_method):
+    """The honest clients do as well as if the stranger were not there."""
+    together, honest = two_worlds(4, 1), two_worlds(4, 0)
+    common = {"model": SMALL["mlp"], "settings": QUICK, "rounds": 4, "lr": 0.2}
+    accuracy = []
+    for data in (together, honest):
+        done = run_method("pfl_gan", data, **common)
+        tallies = client_tallies(done.fed, done.outcome, SMALL["mlp"], ["test"])["personal/test"]
+        accuracy.append(np.mean([tallies[client].accuracy for client in "abcd"]))
+        assert ["a", "b", "c", "d"] in groups_of(done)
+    assert accuracy[0] >= accuracy[1] - 0.02
+    assert accuracy[1] > 0.7
+
+
+# -- edges ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_alone_trains_alone_and_says_so(run_method):
+    data = two_worlds(1, 0)
+    done = run_method("pfl_gan", data, model=SMALL["mlp"], settings=QUICK, rounds=1)
+    assert not asked(done, "receive_generator")
+    assert any("No neighbours" in note for note in done.fed.participation.notes)
+
+
+def test_classes_that_nobody_around_has_are_not_made(run_method):
+    data = two_worlds(3, 3)
+    data.schema = type(data.schema)(data.schema.shape, 5)  # classes 3 and 4 exist nowhere
+    done = run_method("pfl_gan", data, model=SMALL["mlp"], settings=QUICK, rounds=1)
+    assert all(order["classes"] == [0, 1, 2] for order in asked(done, "receive_generator").values())
+
+
+def test_a_public_set_may_teach_the_encoder(run_method, worlds, tmp_path):
+    np.savez(tmp_path / "public.npz", x=np.random.default_rng(0).random((30, 8, 8), dtype=np.float32))
+    settings = QUICK | {"autoencoder": str(tmp_path / "public.npz"), "use": "direct"}
+    done = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=settings, rounds=1)
+    assert len(asked(done, "learn_encoder")["@autoencoder"]["images"]) == 30
+    assert groups_of(done) == [["a", "b", "c"], ["d", "e", "f"]]
+    with pytest.raises(UserError, match="cannot be read"):
+        run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | {"autoencoder": "no such set"}, rounds=1)
+
+
+def test_vectors_are_refused_in_words(run_method):
+    with pytest.raises(UserError, match="image"):
+        run_method("pfl_gan", some_clients(9, 9), model=SMALL["mlp"], settings=QUICK, rounds=1)
+
+
+def test_published_form_has_the_papers_numbers():
+    cfg = PflGanConfig(form="published", made_per_class=5)
+    assert (cfg.threshold, cfg.made_per_step, cfg.made_per_class) == ("mean", 50, 5)
