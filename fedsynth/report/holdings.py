@@ -71,19 +71,17 @@ def samples(run: RunRecord) -> list[Block]:
             by_name.setdefault(match[1], {})[int(match[2])] = file.stem
     if not by_name:
         return [Words(["The method showed no synthetic images (it makes none, or the data are not images)."])]
-    blocks: list[Block] = []
+    figures: list[Figure] = []
     left = PICTURE_BYTES
     for name, rounds in by_name.items():
-        chosen = _spread(sorted(rounds))
-        figures = []
-        for round in chosen:
+        for round in _spread(sorted(rounds)):
             drawn, size = _sample_figure(run, name, round, rounds[round])
             if drawn is not None and size <= left:
                 figures.append(drawn)
                 left -= size
-        words = f"“{name}”: {len(figures)} of {len(rounds)} rounds are shown; all are in samples/."
-        blocks += [Words([words]), Gallery(figures)] if figures else [Words([words])]
-    return blocks
+    there = sum(map(len, by_name.values()))
+    words = f"{len(figures)} of {there} pictures that the method showed; all are in samples/."
+    return [Words([words]), Gallery(figures)] if figures else [Words([words])]
 
 
 def _spread(rounds: list[int]) -> list[int]:
@@ -172,8 +170,8 @@ def _matrix(name: str, about: str, record: Matrix) -> Figure:
     low, high = min(known, default=0.0), max(known, default=1.0)
     words = f"{about} {len(record.rows)} × {len(columns)} values from {low:.3g} to {high:.3g}; stronger is more."
     if record.marks:
-        pairs = [f"{record.rows[r]} and {columns[c]}" for r, c in record.marks[:20]]
-        words += f" {len(record.marks)} cells are marked: {', '.join(pairs)}{' …' if len(record.marks) > 20 else ''}."
+        pairs = [f"{record.rows[r]} and {columns[c]}" for r, c in record.marks[:10]]
+        words += f" {len(record.marks)} cells are marked: {', '.join(pairs)}{' …' if len(record.marks) > 10 else ''}."
     cells = svg.levels(record.values, low, high)
     drawn = svg.grid(name, words, record.rows, columns, cells, "", record.marks)
     rows = [

@@ -54,6 +54,6 @@ def test_what_cannot_be_shown_is_refused_by_name(federate, value):
 def test_a_timeline_is_bounded():
     timeline = Timeline()
     for round in range(KEPT_ROWS // 1000 + 2):
-        timeline.add("train", round, (0.0, 0.0), (1.0, 0.0), map(str, range(1000)), {})
+        timeline.add("train", round, (0.0, 0.0), (1.0, 0.0), map(str, range(1000)), {}, {})
     assert timeline.noted == len(timeline.take()) == KEPT_ROWS
     assert timeline.rows == []
