@@ -20,9 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 # For the tests that open reports; they are skipped, with a word, where there is none.
 browser:
-	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; { \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-			chromium fonts-dejavu-core >/dev/null; } || \
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+		DEBIAN_FRONTEND=noninteractive timeout 300 sh -c 'apt-get update -qq && \
+			apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null' || \
 		echo "No Chromium could be installed here: install one by hand, or the tests in a browser are skipped."
 
 demo: install
