@@ -26,9 +26,9 @@ def halvings(shape: Shape) -> int:
     return count
 
 
-def coarse_sides(shape: Shape) -> tuple[int, int]:
-    """Height and width after all halvings."""
-    fold = 2 ** halvings(shape)
+def coarse_sides(shape: Shape, times: int) -> tuple[int, int]:
+    """Height and width after so many halvings."""
+    fold = 2**times
     return -(-shape[1] // fold), -(-shape[2] // fold)
 
 
@@ -49,7 +49,7 @@ class Generator(nn.Module):
         super().__init__()
         self.latent, self.classes, self.shape = latent, classes, shape
         times = halvings(shape)
-        self.coarse = coarse_sides(shape)
+        self.coarse = coarse_sides(shape, times)
         widths = [channels * 2 ** (k + 1) for k in reversed(range(times))]
         self.linear = nn.Linear(latent + classes, widths[0] * self.coarse[0] * self.coarse[1])
         pairs = zip(widths, [*widths[1:], shape[0]], strict=True)
@@ -95,11 +95,11 @@ class Body(nn.Module):
 
     def __init__(self, shape: Shape, channels: int) -> None:
         super().__init__()
-        times = halvings(shape)
+        times = halvings(shape) + 1  # one more than the generator doubles: better images after half the steps
         widths = [shape[0], *(channels * 2**k for k in range(times))]
         # 3x3 with stride 2 turns every length n into ⌈n / 2⌉.
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths))
-        self.out = coarse_sides(shape)
+        self.out = coarse_sides(shape, times)
         self.features = widths[-1] * self.out[0] * self.out[1]
 
     def forward(self, x: Tensor) -> Tensor:
