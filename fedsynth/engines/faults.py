@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedsynth.federation.participation import EVALUATION
-from fedsynth.federation.payload import decode
-from fedsynth.federation.port import SERVER, Answers, Engine, Failure
+from fedsynth.federation.payload import decode, encode
+from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure
 from fedsynth.seeding import generator
 
 
@@ -34,6 +36,10 @@ class FaultConfig(BaseModel):
     )
     outages: dict[str, list[tuple[float, float]]] = Field(
         default_factory=dict, description="per client, stretches of simulated time in which it is away"
+    )
+
+    liars: list[str] = Field(
+        default_factory=list, description="clients that send noise in the place of all weights and other real numbers"
     )
 
     @property
@@ -78,6 +84,9 @@ class FaultyEngine:
         answers = self.inner.ask(task, reached, deadline) if reached else Answers()
         answers.failures.update(failures)
         answers.spans = spans
+        for client in set(self.config.liars) & set(answers.replies):
+            rng = generator(self.seed, "lies", task, client, f"{header['step']}-{header['id']}")
+            answers.replies[client] = Blob(with_lies(answers.replies[client].read(), rng))
         return answers
 
     def close(self) -> None:
@@ -113,6 +122,20 @@ class FaultyEngine:
         if config.heartbeat is not None:
             return min(began + config.heartbeat, limit)
         return max(began, config.delay) if config.deadline is None else limit
+
+
+def with_lies(reply: bytes, rng: np.random.Generator) -> bytes:
+    """A reply with standard normal noise in all its tensors of real numbers; names, shapes and counts stay."""
+
+    def twisted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: twisted(item) for name, item in value.items()}
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return torch.from_numpy(rng.standard_normal(tuple(value.shape))).to(value.dtype)
+        return value
+
+    answer = decode(reply)
+    return encode(answer | {"fields": twisted(answer["fields"])} if answer["ok"] else answer)
 
 
 def header_of(request: bytes) -> dict[str, Any]:
