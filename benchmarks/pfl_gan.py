@@ -4,7 +4,7 @@
     python benchmarks/pfl_gan.py --runs /tmp/pfl --table docs/results/pfl_gan.csv
 
 Killed and started again it goes on where it was. `--only TEXT` runs the rows whose names contain TEXT; with
-FEDSYNTH_TINY=1 in the environment every run is as small as can be, to see that all of them work.
+FEDSYNTH_TINY=1 in the environment every run is as small as can be, on the built-in digits, to see that all work.
 
 Every number is on the client's own test part, which is the whole test set of its source, as in the paper. A row has
 the mean over clients for each source, and the share of clients that do worse than alone.
@@ -56,17 +56,19 @@ ROBUST = {
     "median": {"name": "median"},
     "krum": {"name": "krum", "byzantine": 2, "keep": 6},
 }
-"""Against two of ten clients whose data is another set's under the same labels."""
+"""Against two of ten clients whose data is another set's under the same labels, or that send noise."""
 
 
-def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = ()) -> Table:
+def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = (), liars: Sequence[str] = ()) -> Table:
     """The paper's sizes: 300 images of a class for training, 15 of three; a tenth more for validation."""
+    sources = ["digits"] * len(sources) if TINY else sources
     several = {"sources": list(sources), "shares": list(shares)} if len(sources) > 1 else {"name": sources[0]}
     sizes = {"samples_per_class": 20, "few_samples": 4} if TINY else {"samples_per_class": 333, "few_samples": 17}
     return {
         "data": {**several, "client_test": "source"},
-        "partition": {"name": "few_sample", "num_clients": min(clients, 4) if TINY else clients, **sizes},
+        "partition": {"name": "few_sample", "num_clients": min(clients, 8) if TINY else clients, **sizes},
         "model": {"name": "pfl_cnn"},
+        "faults": {"liars": list(liars)},
         "train": {
             "rounds": 1 if TINY else 10,
             "local_epochs": 1 if TINY else 2,
@@ -90,6 +92,7 @@ PARTS = [
     WithNorm("label skew", partial(setting, ["mnist"], 20), ROWS),
     WithNorm("two data sets", partial(setting, ["mnist", "fashion-mnist"], 20), ROWS),
     WithNorm("strangers", partial(setting, ["mnist", "fashion-mnist"], 10, [8, 2]), ROBUST),
+    WithNorm("liars", partial(setting, ["mnist"], 10, liars=["0", "1"]), ROBUST),
 ]
 
 

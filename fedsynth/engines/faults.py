@@ -43,6 +43,7 @@ class FaultConfig(BaseModel):
     lie: Literal["noise", "negated"] = Field(
         "noise", description="what they send: noise as strong as the numbers, or the numbers with the sign turned"
     )
+    liars: list[str] = Field(default_factory=list, description="clients that do so, by name, besides that share")
 
     @property
     def active(self) -> bool:
@@ -63,7 +64,7 @@ class FaultyEngine:
     ) -> None:
         self.inner, self.config, self.seed, self.sizes = inner, config, seed, sizes
         self.late = some_of(clients, config.late, seed, "late")
-        self.liars = some_of(clients, config.byzantine, seed, "byzantine")
+        self.liars = some_of(clients, config.byzantine, seed, "byzantine") | set(config.liars)
         self.clock = 0.0
         self._relay: str | None = None
         self._lanes: dict[str, float] = {}  # of the relay under way, how far each route has come

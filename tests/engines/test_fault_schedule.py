@@ -10,7 +10,7 @@ from fedsynth.engines.faults import FaultConfig
 from fedsynth.federation import Client, Policy, QuorumError, Reply, State, leaves, task
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
-from fedsynth.methods.loop import start_weights
+from fedsynth.methods.loop import start_weights, train
 from fedsynth.methods.settings import TrainConfig
 
 LENIENT = Policy(quorum=0.0)
@@ -238,3 +238,33 @@ def test_byzantine_clients_send_other_numbers_and_the_honest_do_not(federate, li
         assert 2 < reply.weights["w"].std() < 4
     again = federate(faults=FaultConfig(byzantine=0.25, lie=lie)).broadcast(fs_numbers)
     assert all(torch.equal(again[c].weights["w"], replies[c].weights["w"]) for c in replies)
+
+
+@pytest.mark.parametrize("where", [{}, {"workers": 2}, {"wire": True}])
+def test_a_liar_sends_noise_of_the_right_shapes_and_the_others_the_truth(federate, where):
+    method, spec = find_method("fedavg"), ModelSpec(name="mlp", hidden=(4,))
+    cfg = method.config(train=TrainConfig(rounds=1, local_epochs=1), model=spec)
+    request = {"model": start_weights(0, spec, federate().schema), "spec": spec, "training": cfg.train.local(1)}
+    rest = {"rule": {"name": "plain"}, "keeps": "nothing", "sent": {}}
+    true = federate().broadcast(train, **request, **rest)
+    lied = federate(faults=FaultConfig(liars=["1"]), **where).broadcast(train, **request, **rest)
+    for client in "023":
+        assert all(torch.equal(entry, true[client].model[name]) for name, entry in lied[client].model.items())
+    assert lied["1"].examples == true["1"].examples
+    noise = torch.cat([entry.flatten() for entry in lied["1"].model.values()])
+    assert {n: e.shape for n, e in lied["1"].model.items()} == {n: e.shape for n, e in true["1"].model.items()}
+    truth = torch.cat([entry.flatten() for entry in true["1"].model.values()])
+    assert 0.5 < noise.std() / truth.std() < 2
+    assert abs(torch.corrcoef(torch.stack([noise, truth]))[0, 1]) < 0.3
+
+
+def test_robust_rules_stand_a_liar_that_ruins_the_mean(federate):
+    spec = ModelSpec(name="mlp", hidden=(4,))
+    away = {}
+    for name in ("fedavg", "median"):
+        method = find_method(name)
+        cfg = method.config(train=TrainConfig(rounds=1, local_epochs=1), model=spec)
+        models = [method.program(federate(faults=FaultConfig(liars=liars)), cfg).model for liars in ([], ["1"])]
+        away[name] = max(float((models[0][entry] - models[1][entry]).abs().max()) for entry in models[0])
+    assert away["fedavg"] > 0.3
+    assert away["median"] < 0.5 * away["fedavg"]

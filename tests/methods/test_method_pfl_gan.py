@@ -224,7 +224,7 @@ def test_a_run_cut_off_anywhere_goes_on_client_by_client(federate):
 # -- clients that lie -------------------------------------------------------------------------------------------------
 
 
-def lie(monkeypatch: pytest.MonkeyPatch, liar: str, twist: Any) -> None:
+def lie(monkeypatch: pytest.MonkeyPatch, twist: Any) -> None:
     """Have one client send something else in the place of its generator."""
     honest = client_gans.generator_weights
     train = client_gans.train_gan
@@ -268,7 +268,7 @@ def noise_of(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ids=["noise", "not numbers", "wrong shapes", "nothing"],
 )
 def test_weights_that_are_no_generator_help_and_hurt_nobody(run_method, monkeypatch, twist, threshold):
-    lie(monkeypatch, "liar", twist)
+    lie(monkeypatch, twist)
     data = with_liar()
     settings = QUICK | {"threshold": threshold, "use": "direct"}
     done = run_method("pfl_gan", data, model=SMALL["mlp"], settings=settings, rounds=1)
