@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedsynth.cli_audit import audit
 from fedsynth.cli_checks import stress, verify_method_file
 from fedsynth.cli_results import dashboard, export, quality, report
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
@@ -270,7 +271,7 @@ def check(
 
 
 app.command("verify-method")(verify_method_file)
-for command in (stress, report, dashboard, quality, export):
+for command in (stress, audit, report, dashboard, quality, export):
     app.command()(command)
 
 

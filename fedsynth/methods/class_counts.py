@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsynth.federation import Client, Federation, Reply, leaves, task
-from fedsynth.privacy import Guarantee
+from fedsynth.privacy import DiscreteGaussianEvent, Guarantee
 from fedsynth.privacy.discrete import discrete_gaussian_histogram, discrete_gaussian_variance
 
 LET_OUT = "class counts let out"  # in the private state
@@ -32,7 +32,12 @@ def count_classes(client: Client, epsilon: float | None = None, delta: float = 1
     noisy, event = discrete_gaussian_histogram(counts, epsilon, delta, client.noise_rng("class counts"))
     if keep:
         client.state[LET_OUT] = noisy
-    guarantee = Guarantee(
+    return client.release(ClassCounts(counts=noisy), counts=counts_guarantee(event))
+
+
+def counts_guarantee(event: DiscreteGaussianEvent) -> Guarantee:
+    """What is proven about counts with this noise."""
+    return Guarantee(
         mechanism=f"discrete Gaussian noise of σ = {event.sigma:.4g} on every count",
         events=(event,),
         unit="record",
@@ -40,7 +45,6 @@ def count_classes(client: Client, epsilon: float | None = None, delta: float = 1
         covered="the counts and all that is made of them",
         not_covered="who takes part",
     )
-    return client.release(ClassCounts(counts=noisy), counts=guarantee)
 
 
 def let_out_counts(client: Client) -> np.ndarray:

@@ -6,6 +6,7 @@ its own, accounted with its own distribution, and its noise is chosen by its own
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
 
@@ -41,6 +42,7 @@ def discrete_gaussian_delta(epsilon: float, sigma: float) -> float:
     return float(excess.sum() / np.exp(log_weight).sum())
 
 
+@functools.lru_cache(maxsize=256)
 def discrete_gaussian_variance(epsilon: float, delta: float) -> Fraction:
     """The smallest σ² (in millionths) found by halving that gives (ε, δ) for one count that changes by 1."""
     around = gaussian_sigma(epsilon, delta)

@@ -1,0 +1,104 @@
+"""Commands that ask whether it can be believed: audit and advise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedsynth.audit import NEVER_PROVES, Audit, audit_run
+from fedsynth.audit_members import Attack
+from fedsynth.privacy.budget import say_number
+
+out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")]
+Silent = Annotated[bool, typer.Option("--quiet", "-q", help="No word about progress.")]
+
+
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    runs: Annotated[int, typer.Option(min=20, help="Runs of each of the two worlds, for every mechanism.")] = 1000,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of every bound.")] = 0.95,
+    as_json: AsJson = False,
+    quiet: Silent = False,
+) -> None:
+    """Put the privacy claims of a run to the test. Exit code 1 when one is refuted.
+
+    Each mechanism that was used runs in two worlds that differ in one record or client, the worst for it; and attacks
+    try to tell from the model and from synthetic images who was trained on.
+    """
+    done = audit_run(folder, runs, confidence, _sayer(quiet))
+    if as_json:
+        print(json.dumps(done.as_dict()))
+    else:
+        _show_audit(done)
+    if done.refuted:
+        raise typer.Exit(1)
+
+
+def _sayer(quiet: bool) -> Any:
+    shown = Console(stderr=True)
+    return shown.print if shown.is_terminal and not quiet else (lambda text: None)
+
+
+def _show_audit(done: Audit) -> None:
+    columns = ("what left", "unit, neighbours", "proven", "covered", "not covered", "audit")
+    table = Table(*columns, box=box.HORIZONTALS, show_lines=True)
+    for row in done.rows:
+        scope = f"{row['unit']}, {row['adjacency']}" if row["unit"] else "–"
+        proven = f"ε = {say_number(row['epsilon'])}, δ = {row['delta']:g}" if row["epsilon"] is not None else "none"
+        table.add_row(row["what"], scope, proven, row["covered"] or "–", row["not_covered"] or "–", _tested(row))
+    out.print(table)
+    attacked = [_attacked(attack) for attack in done.attacks]
+    screened = [_screened(done.screen)] if done.screen else []
+    refuted = [_refuted(row) for row in done.rows if row["refuted"]]
+    for line in (*attacked, *screened, *done.skipped, *refuted, NEVER_PROVES):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _tested(row: dict[str, Any]) -> str:
+    if row["lower_bound"] is None:
+        return str(row["audit"])
+    claimed = f"; {row['claimed_once']:.3g} claimed for one release" if row["claimed_once"] is not None else ""
+    verdict = "REFUTED" if row["refuted"] else "not refuted"
+    how = f"{row['confidence']:.0%} confidence, {row['runs']} runs of each world: {row['audit']}"
+    return f"{verdict}: ε ≥ {row['lower_bound']:.2f}{claimed} ({how})"
+
+
+def _refuted(row: dict[str, Any]) -> str:
+    if row["lower_bound"] > row["claimed_once"]:
+        found = f"it is at least {row['lower_bound']:.3g}"
+    else:
+        found = "then the two worlds could not be told apart so well"
+    return f"REFUTED: ε = {row['claimed_once']:.3g} is claimed for one release of {row['release']}; {found}."
+
+
+def _attacked(attack: Attack) -> str:
+    found = attack.result
+    verdict = "FINDS members" if found.found else "finds no members"
+    alarms = f"at {found.fpr:.1%} false alarms"
+    if not found.enough:
+        alarms = (
+            f"above all {found.others} others (too few to see {found.fpr:.1%} false alarms: it may be up to "
+            f"{found.fpr_high:.1%})"
+        )
+    return (
+        f"Membership inference on {attack.on}, by {attack.how}, {verdict}: AUC {found.auc:.3f} "
+        f"({found.auc_low:.3f} to {found.auc_high:.3f}); {found.tpr:.1%} ({found.tpr_low:.1%} to {found.tpr_high:.1%}) "
+        f"of {found.members} members {alarms}."
+    )
+
+
+def _screened(screen: dict[str, Any]) -> str:
+    verdict = "a WARNING" if screen["low"] > 0.5 else "nothing seen"
+    return (
+        f"Distance to the closest record (a screen, not a proof), {verdict}: {screen['share']:.1%} "
+        f"({screen['low']:.1%} to {screen['high']:.1%}) of {screen['images']} images are closer to a member than to "
+        f"any of as many others; images that copy nothing give 50%."
+    )
