@@ -17,14 +17,13 @@ from torch.func import functional_call, grad, vmap
 
 from fedsynth.errors import ConfigError
 from fedsynth.learning.effort import count_examples
+from fedsynth.synthesis.gan_images import Draws, check_images
 from fedsynth.synthesis.gan_model import Gan, torch_generator
 from fedsynth.synthesis.gan_nets import Critic
 from fedsynth.synthesis.gan_training import (
     Adam,
-    Draws,
     GanTraining,
     Moments,
-    check_images,
     generator_step,
     gradient_penalty,
     optimizers,

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedsynth.errors import UserError
 from fedsynth.learning.effort import count_examples
+from fedsynth.synthesis.gan_images import Draws, Images
 from fedsynth.synthesis.gan_model import Gan, torch_generator
 from fedsynth.synthesis.gan_nets import Critic, Encoder
 
@@ -39,6 +39,9 @@ class GanTraining(BaseModel):
     penalty: NonNegativeFloat = Field(default=10.0, description="Weight of the gradient penalty of wgan_gp.")
     r1: NonNegativeFloat = Field(default=1.0, description="Weight of the R1 penalty of r1.")
     r1_every: PositiveInt = Field(default=8, description="The R1 penalty is taken in one of so many critic steps.")
+    average: float = Field(
+        default=0.99, ge=0, lt=1, description="How slowly the generator of r1 follows the one that learns."
+    )
     kl: NonNegativeFloat = Field(
         default=4.0, description="Weight of the latents' KL in the loss of vae: 1 draws more freely, and often wrongly."
     )
@@ -96,70 +99,6 @@ def train_gan(
     return GanFit(done, means[0], means[1], saved(adam))
 
 
-class Draws:
-    """What images are made from: labels with the given odds for each class, and random vectors."""
-
-    def __init__(self, gan: Gan, odds: Tensor) -> None:
-        self.odds = odds.double().cpu()
-        self.conditional, self.latent = gan.spec.conditional, gan.spec.latent
-        self.like = gan.generator.linear.weight.detach()
-
-    def labels(self, count: int, draw: torch.Generator) -> Tensor | None:
-        """Labels, for a conditional generator."""
-        if not self.conditional:
-            return None
-        return torch.multinomial(self.odds, count, replacement=True, generator=draw).to(self.like.device)
-
-    def latents(self, count: int, draw: torch.Generator) -> Tensor:
-        """Random vectors."""
-        return torch.randn((count, self.latent), generator=draw).to(self.like)
-
-
-class Images:
-    """The real images of known classes, in order of class, so that a batch of any classes is one gather."""
-
-    def __init__(self, gan: Gan, x: Tensor, y: Tensor, balanced: bool, known: Tensor | None) -> None:
-        check_images(gan, x, y)
-        y = y.cpu()
-        counts = torch.bincount(y, minlength=gan.classes)
-        known = counts > 0 if known is None else known.bool().cpu()
-        order = torch.argsort(y, stable=True)
-        order = order[known[y[order]]].to(x.device)
-        # Stored (n, height, width, channels); seen as NCHW that is channels_last.
-        self.x = x[order].to(gan.generator.linear.weight).permute(0, 2, 3, 1).contiguous()
-        self.counts = counts * known
-        self.ends = self.counts.cumsum(0)
-        self.classes = torch.nonzero(self.counts).flatten()
-        self.balanced, self.conditional = balanced, gan.spec.conditional
-        self.odds = known if balanced else self.counts
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def real(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """Images, and their labels if they are of use; drawn with replacement."""
-        if self.balanced:
-            labels = self.classes[torch.randint(len(self.classes), (count,), generator=draw)]
-            back = torch.rand(count, generator=draw, dtype=torch.float64) * self.counts[labels]
-            rows = self.ends[labels] - 1 - back.long()
-        else:
-            rows = torch.randint(len(self.x), (count,), generator=draw)
-            labels = torch.searchsorted(self.ends, rows, right=True)
-        x = self.x.index_select(0, rows.to(self.x.device)).permute(0, 3, 1, 2)
-        return x, labels.to(x.device) if self.conditional else None
-
-
-def check_images(gan: Gan, x: Tensor, y: Tensor) -> None:
-    """Refuse images that this GAN cannot learn from."""
-    if tuple(x.shape[1:]) != gan.shape or len(x) != len(y):
-        raise UserError(
-            f"This GAN is for images of shape {gan.shape}, each with a label; "
-            f"it got {tuple(x.shape)} and {len(y)} labels."
-        )
-    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < gan.classes:
-        raise UserError(f"Labels run from {int(y.min())} to {int(y.max())} but must lie in 0..{gan.classes - 1}.")
-
-
 class Adam:
     """PyTorch's Adam for one network, fused, with moments that can be taken out and put back."""
 
@@ -209,7 +148,8 @@ class Adam:
 def optimizers(gan: Gan, training: GanTraining, moments: Moments | None) -> dict[str, Adam]:
     """Adam for each of the two networks, with the moments it had."""
     rates = {"generator": training.generator_lr, "critic": training.critic_lr}
-    adam = {part: Adam(gan.get_submodule(part), rate, training) for part, rate in rates.items()}
+    networks: dict[str, nn.Module] = {"generator": gan.learning, "critic": gan.critic}
+    adam = {part: Adam(network, rates[part], training) for part, network in networks.items()}
     for part, optimizer in adam.items():
         optimizer.load(moments or {}, part)
     return adam
@@ -221,9 +161,9 @@ def saved(adam: Mapping[str, Adam]) -> Moments:
 
 
 def generator_step(gan: Gan, draws: Draws, size: int, adam: Adam, draw: torch.Generator) -> float:
-    """One step of the generator towards better scores; the loss before it."""
+    """One step of the learning generator towards better scores; the loss before it."""
     labels = draws.labels(size, draw)
-    scores = gan.critic(gan.generator(draws.latents(size, draw), labels), labels)
+    scores = gan.critic(gan.learning(draws.latents(size, draw), labels), labels)
     return adam.minimise(-scores.mean() if gan.spec.kind == "wgan_gp" else F.softplus(-scores).mean())
 
 
@@ -242,13 +182,25 @@ class _Adversaries:
         size, critic_loss = self.training.batch_size, 0.0
         real, labels = self.images.real(self.examples, draw)
         with torch.no_grad():  # the generator stays as it is meanwhile: one pass makes the images of all steps
-            made = self.gan.generator(self.draws.latents(self.examples, draw), labels)
+            made = self.gan.learning(self.draws.latents(self.examples, draw), labels)
         for at in range(0, self.examples, size):
             here = slice(at, at + size)
             loss = self.critic_loss(real[here], made[here], None if labels is None else labels[here], draw)
             critic_loss += self.adam["critic"].minimise(loss)
         generator_loss = generator_step(self.gan, self.draws, size, self.adam["generator"], draw)
+        self._average()
         return generator_loss, critic_loss / self.training.critic_steps
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Bring the generator that draws nearer to the one that learns; faster in the first steps, when both are far
+        from good."""
+        if self.gan.learner is not None:
+            done = self.adam["generator"].steps
+            kept = min(self.training.average, done / (done + 10))
+            pairs = zip(self.gan.generator.parameters(), self.gan.learner.parameters(), strict=True)
+            for mean, learned in pairs:
+                mean.lerp_(learned, 1 - kept)
 
     def critic_loss(self, real: Tensor, made: Tensor, labels: Tensor | None, draw: torch.Generator) -> Tensor:
         """What the critic minimises on one batch. A made image has the label of the real one beside it."""

@@ -28,6 +28,7 @@ from fedsynth.synthesis.gan import (
     make_images,
     train_gan,
 )
+from fedsynth.synthesis.gan_images import Images
 from fedsynth.synthesis.gan_training import gradient_penalty, r1_penalty
 
 KINDS = ["wgan_gp", "r1", "vae"]
@@ -152,6 +153,21 @@ def test_r1_is_taken_in_one_of_eight_critic_steps(monkeypatch):
     assert len(taken) == 3
 
 
+def test_the_generator_of_r1_is_a_running_average_of_the_one_that_learns():
+    gan = build_gan(spec("r1"), (1, 8, 8), 3, seed=0)
+    training = GanTraining(batch_size=4, critic_steps=1, average=0.15)
+    assert gan.learner is not None
+    weight = gan.learner.linear.weight
+    moments, numbers, mean = None, rng(), weight.detach().clone()
+    assert torch.equal(gan.generator.linear.weight, mean)
+    for step in (1, 2, 3):
+        moments = train_gan(gan, *images(6), training, 1, numbers, moments).moments
+        mean = mean.lerp(weight.detach(), 1 - min(0.15, step / (step + 10)))
+        assert torch.allclose(gan.generator.linear.weight, mean, atol=1e-6)
+    assert not torch.allclose(mean, weight, atol=1e-4)
+    assert {name.split(".")[0] for name in gan.weights()} == {"generator", "learner", "critic"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_visits_with_moments_are_one(kind):
     x, y = images(11)
@@ -223,7 +239,7 @@ def test_balanced_batches_and_their_labels_belong_together():
     x = (y / 2).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     draw = torch.Generator().manual_seed(0)
     for balanced in (True, False):
-        found = gan_training.Images(gan, x, y, balanced, None)
+        found = Images(gan, x, y, balanced, None)
         batch, labels = found.real(600, draw)
         assert labels is not None
         assert torch.equal(batch[:, 0, 0, 0] * 2, labels.float())
@@ -242,7 +258,7 @@ def test_effort_is_counted():
 def test_a_loss_that_is_not_finite_stops_and_is_told(kind):
     gan = build_gan(spec(kind), (1, 8, 8), 3, seed=0)
     with torch.no_grad():
-        gan.generator.linear.weight.fill_(math.nan)
+        gan.learning.linear.weight.fill_(math.nan)
     fit = train_gan(gan, *images(5), SMALL, 7, rng())
     assert fit.steps == 1
     assert math.isnan(fit.generator_loss)
