@@ -54,7 +54,7 @@ def fenced(page: Path, language: str = "") -> list[str]:
 def commands(page: Path) -> list[str]:
     """The lines of a page's plain fenced blocks that call the program, without comments and prompts."""
     lines = [line.removeprefix("$ ") for block in fenced(page) for line in block.splitlines()]
-    return [re.sub(r"\s+#.*", "", line) for line in lines if re.match(r"fedsynth [a-z]+( |$)", line)]
+    return [re.sub(r"\s+#.*", "", line) for line in lines if re.match(r"fedsynth [a-z-]+( |$)", line)]
 
 
 # -- the worked example ---------------------------------------------------------------------------------------------
