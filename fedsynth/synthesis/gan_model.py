@@ -36,8 +36,8 @@ class GanSpec(BaseModel):
 class Gan(nn.Module):
     """A generator to draw with and what it learns from: a critic, or the encoder of a VAE.
 
-    The generator of "r1" is a running average of one that learns (`learner`): its images are better in every run that
-    we made, by two points on average. In the other kinds the generator itself learns.
+    The generator of "r1" is a running average of one that learns (`learner`): its images were better in each of seven
+    runs, by one to two points of agreement. In the other kinds the generator itself learns.
     """
 
     def __init__(self, spec: GanSpec, shape: Shape, classes: int) -> None:
