@@ -27,7 +27,7 @@ QUICK: dict[str, Any] = {
     "gan_steps": 60,
     "gan_batch_size": 16,
     "gan_lr": 0.01,
-    "refined_steps": 20,
+    "refined_steps": 8,
     "made_per_class": 12,
     "encoder_steps": 40,
     "encoder_latent": 16,
