@@ -1,7 +1,7 @@
 """FedAvg inside groups of like clients: PFL-GAN's first phase finds the groups, each then has a model of its own.
 
 No paper: a baseline of ours beside PFL-GAN, whose comparison it takes (`client_gans.py`) and whose synthetic data it
-leaves out. Every round all groups train side by side; everything in the slots of the shared loop works within a group.
+leaves out. Every round all groups train side by side; the slots of the shared loop, `after` apart, work within a group.
 With one group it is FedAvg to the last bit (`threshold = "none"`, which needs no GANs).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Done, Federation, Outcome, State, method, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
@@ -46,6 +47,10 @@ def group_model(client: Client, model: Weights, spec: ModelSpec, settings: dict[
 def cluster_fedavg(fed: Federation, cfg: ClusterConfig) -> Outcome:
     """FedAvg inside each group of like clients, found by comparing GANs that they share."""
     slots = checked_slots(fed, cfg)
+    if cfg.after is not None:
+        raise ConfigError("cluster_fedavg has a model for each group and tunes none of them: remove method.after.")
+    if cfg.train.norm_buffers == "local":
+        raise ConfigError('cluster_fedavg shares whole models in a group: set train.norm_buffers to "average".')
     groups = {"1": list(fed.clients)}
     if cfg.threshold != "none":
         groups = {str(number): group for number, group in enumerate(find_likeness(fed, cfg).groups, 1)}

@@ -12,6 +12,7 @@ from federations import SMALL, Clients, Finished, same_bits
 from test_method_pfl_gan import QUICK as GANS
 from test_method_pfl_gan import two_worlds
 
+from fedsynth.errors import UserError
 from fedsynth.evaluation.views import client_tallies
 from fedsynth.methods.faug import Distilled, others_mean
 from fedsynth.methods.loop import start_model
@@ -183,6 +184,14 @@ def test_one_group_is_fedavg(run_method, digits, model, slots):
     done = run_method("cluster_fedavg", digits, settings={"threshold": "none"} | slots, **common)
     assert same_bits(done.model, run_method("fedavg", digits, settings=slots, **common).model)
     assert not asked(done, "train_own_gan")
+
+
+def test_what_needs_one_global_model_is_refused(run_method, digits):
+    with pytest.raises(UserError, match="remove method.after"):
+        run_method("cluster_fedavg", digits, model=SMALL["mlp"], settings={"threshold": "none", "after": "nothing"})
+    settings = {"threshold": "none"}
+    with pytest.raises(UserError, match="norm_buffers"):
+        run_method("cluster_fedavg", digits, model=SMALL["mlp"], settings=settings, norm_buffers="local")
 
 
 def test_each_group_averages_its_own_members(run_method):
