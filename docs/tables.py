@@ -163,7 +163,8 @@ def result_cell(row: dict[str, str], key: str) -> str:
         return "–"
     scale, digits = (1, 0) if "variance" in key else (100, 1)
     own = " (own models)" if key == "mean" and row["view"] == "personal" else ""
-    return f"{scale * float(row[key]):.{digits}f} ± {scale * float(row[f'{key}_std']):.{digits}f}{own}"
+    spread = f" ± {scale * float(row[f'{key}_std']):.{digits}f}" if row[f"{key}_std"] else ""  # none for a single run
+    return f"{scale * float(row[key]):.{digits}f}{spread}{own}"
 
 
 def study_table(wanted: str) -> str:
