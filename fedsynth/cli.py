@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsynth.cli_audit import audit
+from fedsynth.cli_audit import advise_us, audit
 from fedsynth.cli_checks import stress, verify_method_file
 from fedsynth.cli_results import dashboard, export, quality, report
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
@@ -271,6 +271,7 @@ def check(
 
 
 app.command("verify-method")(verify_method_file)
+app.command("advise")(advise_us)
 for command in (stress, audit, report, dashboard, quality, export):
     app.command()(command)
 

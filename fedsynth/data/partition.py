@@ -9,6 +9,7 @@ from fedsynth.data.partition_basic import (
     ShardsConfig,
     UnimodalConfig,
 )
+from fedsynth.data.partition_counts import CountsConfig
 from fedsynth.data.partition_registry import (
     PARTITIONERS,
     PartitionConfig,
@@ -27,6 +28,7 @@ from fedsynth.data.partition_skew import (
 
 __all__ = [
     "PARTITIONERS",
+    "CountsConfig",
     "DirichletConfig",
     "FewSampleConfig",
     "IidConfig",
