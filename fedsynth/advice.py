@@ -163,9 +163,7 @@ def _sentence(goal: str, found: Mapping[str, Any]) -> str:
     told = f", {' and '.join(gains)}" if gains else ""
     if found["method"] == found["best"]:
         others = [m for m in found["alike"] if m != found["method"]]
-        return (
-            f"{start}{told}; not clearly better than {', '.join(others)}, but simpler." if others else f"{start}{told}."
-        )
+        return f"{start}{told}" + (f"; not clearly better than {', '.join(others)}." if others else ".")
     simplest = "the simplest" if found["method"] in ALWAYS else "the simplest of those that are about as good"
     ahead = _points(found["best_ahead"])
     return f"{start}{told}: no method is clearly better ({found['best']}: {ahead}), and this is {simplest}."

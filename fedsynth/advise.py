@@ -43,7 +43,7 @@ class Question:
     examples: int = 150
     rounds: int = 10
     methods: tuple[str, ...] = CANDIDATES
-    seeds: int = 3
+    seeds: int = 5
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""

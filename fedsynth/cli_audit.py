@@ -62,7 +62,7 @@ def advise_us(
     examples: Annotated[int, typer.Option(min=8, help="Most examples of a client in the trials.")] = 150,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the trials.")] = 10,
     methods: Annotated[str, typer.Option(help="Candidates, separated by commas.")] = ",".join(CANDIDATES),
-    seeds: Annotated[int, typer.Option(min=2, help="How many seeds, counted from the experiment's.")] = 3,
+    seeds: Annotated[int, typer.Option(min=2, help="How many seeds, counted from the experiment's.")] = 5,
     name: Annotated[str, typer.Option(help="Folder in the runs folder; one that exists is gone on with.")] = "advise",
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side; one per core unless told.")] = None,
     as_json: AsJson = False,
@@ -156,7 +156,7 @@ def _show_advice(done: Advice) -> None:
         table.add_row(row["method"], _percent(row["own"]), _percent(row["global"]), *cost)
     out.print(table)
     shown = [key for key in done.clients[0] if key not in ("client", "examples", "gain")]
-    base = "FedAvg" if shown == ["local", "fedavg"] and done.recommended["own"]["method"] == "local" else "local"
+    base = "FedAvg" if done.recommended["own"]["method"] == "local" else "local"
     table = Table("client", "examples", *shown, f"gain over {base}", box=None, padding=(0, 2, 0, 0))
     for row in done.clients[:MOST_CLIENTS]:
         cells = [_percent(row[key]) for key in shown]

@@ -118,7 +118,7 @@ def believed(counts: np.ndarray, epsilon: float | None, delta: float) -> np.ndar
     kept = np.where(counts > least, counts, 0)
     largest = counts.argmax(axis=1)
     rows = np.arange(len(counts))
-    kept[rows, largest] = np.maximum(kept[rows, largest], 1)
+    kept[rows, largest] = np.maximum(counts[rows, largest], 1)
     return np.asarray(kept, dtype=np.int64)
 
 

@@ -265,3 +265,21 @@ def test_many_clients_are_cheap():
     labels = np.random.default_rng(0).integers(0, 10, 1_000_000)
     for name in ("iid", "dirichlet", "shards"):
         assert_sound(labels, run(labels, name=name, num_clients=100_000), 100_000)
+
+
+def test_counts_gives_everybody_what_the_table_says():
+    labels = np.repeat([0, 1, 2, 3], 20)
+    wanted = [[5, 0, 7], [0, 20, 1]]
+    parts = divide(labels, parse_partition({"name": "counts", "counts": wanted}), np.random.default_rng(0))
+    assert [np.bincount(labels[part], minlength=3).tolist() for part in parts] == wanted
+
+
+def test_counts_that_cannot_be_given_are_refused():
+    labels = np.repeat([0, 1], 10)
+    with pytest.raises(DataError, match="11 examples of class 1, and there are 10"):
+        divide(labels, parse_partition({"name": "counts", "counts": [[1, 11]]}), np.random.default_rng(0))
+    for table in ([[1, 2], [1]], [[0, 0]], [[-1, 2]], []):
+        with pytest.raises(ConfigError):
+            parse_partition({"name": "counts", "counts": table})
+    with pytest.raises(ConfigError, match="num_clients is 3"):
+        parse_partition({"name": "counts", "counts": [[1, 2]], "num_clients": 3})
