@@ -19,7 +19,19 @@ from fedsynth.federation.methods import all_methods
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "my_method.py"
 GAN = {"gan_steps": 2, "visit_steps": 2, "gan_channels": 2, "gan_latent": 3}
+LIKE = {
+    "gan_steps": 2,
+    "gan_channels": 2,
+    "gan_latent": 3,
+    "encoder_steps": 2,
+    "encoder_latent": 4,
+    "made_per_class": 3,
+}
 QUICK: dict[str, dict[str, Any]] = {
+    "pfl_gan": LIKE | {"refined_steps": 2},
+    "cluster_fedavg": LIKE,
+    "rfa_rfd": LIKE,
+    "faug": {"gan_steps": 2, "gan_channels": 2},
     "gandalf": GAN,
     "private_fl_gan": GAN,
     "sda_fl": GAN,

@@ -148,6 +148,9 @@ def augmented(fed: Federation, cfg: FaugConfig) -> dict[str, Any]:
     """Gather seeds, train the GAN, have everybody fill up."""
     fed.note("Real images left the clients as seeds of the server's GAN.")
     replies = fed.broadcast(send_seeds, per_class=cfg.seeds)
+    if not replies:
+        fed.note("Nobody could be reached for seeds: no images were made.")
+        return {}
     images = torch.cat([reply.images for reply in replies.values()])
     labels = torch.cat([reply.labels for reply in replies.values()])
     twice = 2 * np.bincount(labels.numpy(), minlength=fed.schema.classes)

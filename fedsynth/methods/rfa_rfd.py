@@ -121,7 +121,7 @@ def rfa_rfd(fed: Federation, cfg: RfaRfdConfig) -> Outcome:
     fed.record("trust in clients", {"kind": "table", "columns": columns, "rows": rows})
     tuning = {name: getattr(cfg, name) for name in TuningSettings.model_fields}
     after = Distilling(trust=trust, **tuning)
-    after._images = mixed(fed, likeness)
+    after._images = fed.once("distilled on", lambda: {"images": mixed(fed, likeness)})["images"]
     return loop_outcome(federated_loop(fed, cfg, aggregator=AnomalyMean(trust=trust), after=after))
 
 

@@ -28,7 +28,9 @@ def asked(folder: Path, table: dict[str, Any], **changes: Any) -> Question:
     file = folder / "counts.json"
     file.write_text(json.dumps(table))
     tables = {**QUICK, "runs": str(folder)}
-    return Question(tables, **{"histograms": file, "examples": 60, "rounds": 4, "methods": ("fedavg",), "seeds": 3, **changes})
+    return Question(
+        tables, **{"histograms": file, "examples": 60, "rounds": 4, "methods": ("fedavg",), "seeds": 3, **changes}
+    )
 
 
 def test_opposite_skews_get_different_answers(tmp_path: Path) -> None:
