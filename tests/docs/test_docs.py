@@ -24,7 +24,7 @@ from fedsynth.federation.methods import all_methods
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLE = "examples/my_method.py"
-COMMANDS = {"methods", "run", "resume", "compare", "partition", "check", "deploy", "site"}
+COMMANDS = {"methods", "run", "resume", "compare", "partition", "check", "deploy", "site", "audit", "advise"}
 CHEAP = ["fedsynth methods", "fedsynth methods fedprox", "fedsynth check digits"]
 
 
