@@ -17,7 +17,9 @@ from fedsynth.methods.loop import LoopConfig
 from fedsynth.privacy import PrivacyConfig
 
 RunMethod = Callable[..., Finished]
-OUTSIDE = ["astraea", "centralised", "feddpms", "fedvae", "finetune", "local"]
+OUTSIDE = [
+    *("centralised", "cluster_fedavg", "faug", "feddpms", "fedvae", "finetune", "local", "pfl_gan", "rfa_rfd"),
+]
 """Built-in methods that do not train in the shared loop, or not only."""
 
 REASONS = {
