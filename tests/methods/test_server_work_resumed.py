@@ -48,7 +48,7 @@ RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("fed_zda", IMAGES, "tune_model"),
     ("static_augmentation", {}, "train"),
     ("data_sharing", {}, "train"),
-    ("astraea", {"groups": 4}, "train_in_turn"),
+    ("astraea", {"mediators": 4}, "train"),
 ]
 
 
