@@ -95,8 +95,12 @@ def spread(name: str, values: Sequence[float]) -> Table:
 
 
 def accuracies(curves: Sequence[list[Table]], window: int = 5) -> Table:
-    """Test accuracy in %: mean of the last rounds, last round, and each seed's mean of the last rounds."""
-    tests = [[100 * line["test"]["accuracy"] for line in curve] for curve in curves]
+    """Accuracy in %: mean of the last rounds, last round, and each seed's mean of the last rounds.
+
+    On the test part, or on the validation part where the test part was not looked at round by round.
+    """
+    part = "test" if "test" in curves[0][0] else "validation"
+    tests = [[100 * line[part]["accuracy"] for line in curve] for curve in curves]
     last = [statistics.mean(values[-window:]) for values in tests]
     return {
         **spread("last5", last),

@@ -172,7 +172,7 @@ def means_trials(latent: int, quota: int, sigma: float, examples: int, delta: fl
 
     def trial(name: str, std: float) -> Trial:
         def draw(world: int, rng: np.random.Generator) -> float:
-            means, _ = noisy_means(net, worlds[world], y, [0], quota, std, False, 1, rng)
+            means, _ = noisy_means(net, worlds[world], y, [0], quota, std, None, 1, rng)
             return float(means.double().sum())
 
         honest = gaussian_epsilon(math.sqrt(quota * latent) / (examples * std), delta)

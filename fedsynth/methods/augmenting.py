@@ -183,8 +183,7 @@ def filled_order(client: Client, net: VaeNet, order: dict[str, Any], making: dic
         return decode(net, order["means"], labels), labels
     latents = LatentModel(order["mean"], order["spread"], order["known"])
     wanted = shortage(client.data.train.counts(client.schema.classes), making["classes"], making["quota"])
-    filtered = making["filter"] == "recognised"
-    return draw_images(net, latents, wanted, filtered, making["tries"], client.rng("synthesis"))
+    return draw_images(net, latents, wanted, making["certainty"], making["tries"], client.rng("synthesis"))
 
 
 def shortage(counts: np.ndarray, classes: int | Literal["auto"], quota: int | Literal["even"]) -> np.ndarray:
@@ -205,7 +204,7 @@ def published_means(
     abundant = abundant_classes(client.data.train.counts(client.schema.classes), share["classes"])
     noise = client.noise_rng("means")
     means, labels = noisy_means(
-        net, x, y, abundant, share["quota"], share["sigma"], share["filtered"], share["tries"], noise
+        net, x, y, abundant, share["quota"], share["sigma"], share["certainty"], share["tries"], noise
     )
     nothing = Guarantee.none(
         mechanism=f"Gaussian noise of standard deviation {share['sigma']:g} on mean latents",

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, State, method
@@ -105,8 +105,9 @@ class FedDpmsConfig(PublishedForm, FedVaeConfig):
         "auto", description="n: scarce (and abundant) classes of a client, or auto: those below half of an even share"
     )
     senders: int = Field(3, ge=1, description="clients that may serve a receiver; calibrated: for each class")
-    filter: Literal["recognised", "none"] = Field(
-        "recognised", description="use only synthetic examples that the classifier recognises"
+    filter: float | Literal["recognised", "none"] = Field(
+        "recognised",
+        description="use only synthetic examples that the classifier recognises; a number: at least so certainly",
     )
     hardness: float = Field(
         0.5, ge=0, le=1, description="share of the wanted class in a synthetic label; the rest is the model's opinion"
@@ -116,6 +117,13 @@ class FedDpmsConfig(PublishedForm, FedVaeConfig):
     synthetic: Literal["decoded", "noise", "real", "none"] = Field(
         "decoded", description="controls: noise or real images with the same labels, or nothing, in their place"
     )
+
+    @field_validator("filter")
+    @classmethod
+    def _a_probability(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and not 0 <= value < 1:
+            raise ValueError(f"filter = {value:g} must be a probability: 0 or more and less than 1")
+        return value
 
     @model_validator(mode="after")
     def _numbers_where_the_paper_has_them(self) -> FedDpmsConfig:
@@ -129,6 +137,10 @@ class FedDpmsConfig(PublishedForm, FedVaeConfig):
         if releases and self.privacy.budget is not None and self.epsilon > self.privacy.budget:
             raise ValueError(f"epsilon = {self.epsilon:g} is more than privacy.budget = {self.privacy.budget:g} allows")
         return self
+
+    def least_certainty(self) -> float | None:
+        """How certain the filter must be; None without a filter."""
+        return {"recognised": 0.0, "none": None}[self.filter] if isinstance(self.filter, str) else self.filter
 
 
 CONTROLS: dict[str, dict[str, Any]] = {
@@ -273,7 +285,7 @@ class FedDpms(FedVae):
         """What a receiver needs to know of the settings."""
         return {
             "synthetic": self.cfg.synthetic,
-            "filter": self.cfg.filter,
+            "certainty": self.cfg.least_certainty(),
             "tries": self.cfg.tries,
             "quota": self.cfg.quota,
             "classes": self.cfg.classes,

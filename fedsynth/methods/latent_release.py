@@ -35,7 +35,7 @@ def noisy_means(
     abundant: list[int],
     quota: int,
     sigma: float,
-    filtered: bool,
+    certainty: float | None,
     tries: int,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
@@ -47,8 +47,8 @@ def noisy_means(
         for _ in range(math.ceil(quota * tries / DRAWS_PER_PASS)):
             noise = rng.normal(0.0, sigma, (DRAWS_PER_PASS, len(mean))).astype(np.float32)
             drawn = mean + torch.from_numpy(noise)  # eq. 1
-            if filtered:
-                drawn = drawn[recognised(net, decode(net, drawn, label), label)]  # eq. 2 and 3
+            if certainty is not None:
+                drawn = drawn[recognised(net, decode(net, drawn, label), label, certainty)]  # eq. 2 and 3
             kept = torch.cat([kept, drawn])
             if len(kept) >= quota:
                 break
@@ -65,9 +65,10 @@ def decode(net: VaeNet, z: Tensor, label: int | Tensor) -> Tensor:
         return net.decoder(z, y)
 
 
-def recognised(net: VaeNet, images: Tensor, label: int | Tensor) -> Tensor:
-    """Which images the classifier takes for the class they were made for."""
-    return opinion(net, images).argmax(1) == label
+def recognised(net: VaeNet, images: Tensor, label: int, certainty: float) -> Tensor:
+    """Which images the classifier takes for the class they were made for, at least so certainly."""
+    found = opinion(net, images)
+    return (found.argmax(1) == label) & (found[:, label] >= certainty)
 
 
 def opinion(net: VaeNet, images: Tensor) -> Tensor:
@@ -167,17 +168,17 @@ def latent_model(statistics: list[Tensor], latent: int, calibration: Calibration
 
 
 def draw_images(
-    net: VaeNet, latents: LatentModel, wanted: np.ndarray, filtered: bool, tries: int, rng: np.random.Generator
+    net: VaeNet, latents: LatentModel, wanted: np.ndarray, certainty: float | None, tries: int, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Up to `wanted[c]` images of each known class c; with a filter, those that the classifier recognises."""
+    """Up to `wanted[c]` images of each known class c; recognised by the classifier, or any where certainty is None."""
     images, labels = [], []
     for label in np.flatnonzero((wanted > 0) & latents.known.numpy()):
         missing = int(wanted[label])
-        for _ in range(tries if filtered else 1):
+        for _ in range(1 if certainty is None else tries):
             noise = torch.from_numpy(rng.standard_normal((missing, latents.mean.shape[1])).astype(np.float32))
             drawn = decode(net, latents.mean[label] + latents.spread[label] * noise, int(label))
-            if filtered:
-                drawn = drawn[recognised(net, drawn, int(label))]
+            if certainty is not None:
+                drawn = drawn[recognised(net, drawn, int(label), certainty)]
             images.append(drawn)
             labels.append(torch.full((len(drawn),), int(label), dtype=torch.int64))
             missing -= len(drawn)

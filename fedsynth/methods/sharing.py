@@ -92,7 +92,7 @@ class Published(Sharing):
             "classes": self.n(state),
             "quota": self.cfg.quota,
             "sigma": self.cfg.sigma,
-            "filtered": self.cfg.filter == "recognised",
+            "certainty": self.cfg.least_certainty(),
             "tries": self.cfg.tries,
             "claimed": self.claim,
         }
@@ -163,8 +163,7 @@ class Calibrated(Sharing):
         latents = self.latents(state)
         assert latents is not None
         wanted = latents.known.numpy() * per_class
-        filtered = self.cfg.filter == "recognised"
-        return draw_images(net, latents, wanted, filtered, self.cfg.tries, self.fed.rng("samples"))
+        return draw_images(net, latents, wanted, self.cfg.least_certainty(), self.cfg.tries, self.fed.rng("samples"))
 
 
 def published_claim(quota: int, latent: int, sigma: float, delta: float) -> str:

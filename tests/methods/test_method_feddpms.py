@@ -253,6 +253,17 @@ def test_a_filter_keeps_what_the_received_model_recognises(run_method):
     assert counts["recognised"] < counts["none"]
 
 
+def test_a_filter_may_ask_for_certainty(run_method):
+    counts = {}
+    for certainty in ("recognised", 0.0, 0.99):
+        settings = OURS | {"filter": certainty}
+        done = run_method("feddpms", pictures(*SKEWED), model=SMALL["cnn"], settings=settings, rounds=4, lr=0.01)
+        counts[certainty] = sum(r["examples"] for r in asked(done, "train_augmented")[-1].replies.values())
+    assert counts[0.99] < counts[0.0] == counts["recognised"]
+    with pytest.raises(ValueError, match="must be a probability"):
+        FedDpmsConfig(filter=1.5)
+
+
 def test_redrawing_makes_new_examples_each_round(run_method):
     models = [
         run_method("feddpms", pictures(*SKEWED), model=SMALL["cnn"], settings=OURS | {"redraw": redraw}, rounds=5)
