@@ -89,14 +89,7 @@ class RunFolder:
 
     def check_split(self, split: str) -> None:
         """Refuse to go on with other data than the run began with."""
-        try:
-            kept = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))["fingerprint"]["split"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f'"{self.path}" cannot be resumed: its record is damaged ({error}).') from None
-        if kept != split:
-            raise ConfigError(
-                f'"{self.path}" was begun on other data: its split is not the one that the data gives now.'
-            )
+        check_same_split(self.path, split)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -133,6 +126,16 @@ class RunFolder:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically."""
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def check_same_split(path: Path, split: str) -> None:
+    """Refuse a run of other data than this split."""
+    try:
+        kept = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["fingerprint"]["split"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f'The manifest of the run "{path}" cannot be read ({error}).') from None
+    if kept != split:
+        raise ConfigError(f'"{path}" was begun on other data: its split is not the one that the data gives now.')
 
 
 def fingerprint(config: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ from fedsynth.recorder import Recorder, save_model
 from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
-from fedsynth.runfolder import RunFolder
+from fedsynth.runfolder import RunFolder, check_same_split
 
 
 @dataclass
@@ -74,6 +74,8 @@ def run_experiment(
     data = data or load_data(experiment)
     device = check_setting(experiment, data)
     if resume is None:
+        for earlier in experiment.method_config().earlier_runs():
+            check_same_split(Path(earlier), data.split_fingerprint())
         folder = RunFolder.create(experiment, "+".join(data.source_names), data.manifest())
     else:
         folder = RunFolder.reopen(resume, experiment, accept_code_change)

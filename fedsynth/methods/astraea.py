@@ -74,6 +74,8 @@ class AstraeaConfig(StaticSettings, PublishedForm, MediatedConfig):
 
     published: ClassVar[dict[str, Any]] = {"flip": True, "order": "fixed"}
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"threshold": (0.5, 5.0)}
+
     augment: bool = Field(True, description="balance the classes; false: train in turn only")
     threshold: float = Field(3.0, gt=0, description="T: classes with z above T shrink, below −1/T grow")
     counts_epsilon: float | None = Field(

@@ -18,7 +18,7 @@ from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import PLAIN, CrossEntropy, Objective
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.made import keep_made, made_by
-from fedsynth.methods.references import Loss, go_on_alone
+from fedsynth.methods.references import go_on_alone
 from fedsynth.synthesis.gan import GanSpec, load_generator, make_images
 
 MAKER = "maker of images"  # in the private state
@@ -54,7 +54,7 @@ def receive_generator(
 
 
 @task
-def train_beside_made(client: Client, spec: ModelSpec, training: LocalTraining, per_step: int) -> Loss:
+def train_beside_made(client: Client, spec: ModelSpec, training: LocalTraining, per_step: int) -> Done:
     """Go on training the client's own model on private and made images; alone where it keeps none."""
     x, y = client.data.train.tensors()
     draw = drawer(client)
@@ -62,7 +62,8 @@ def train_beside_made(client: Client, spec: ModelSpec, training: LocalTraining, 
     def objective(net: Classifier) -> Objective:
         return PLAIN if draw is None or per_step == 0 else BesideMade(draw, per_step)
 
-    return client.release(Loss(loss=go_on_alone(client, spec, training, x, y, objective)))
+    go_on_alone(client, spec, training, x, y, objective)
+    return client.release(Done())
 
 
 class BesideMade(CrossEntropy):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,10 +14,13 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from fedsynth.errors import UserError
+from fedsynth.errors import ConfigError, UserError
 from fedsynth.federation import Client, Federation, Reply, State, leaves, task
+from fedsynth.federation.journal import Journal
 from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.methods.autoencoding import require_images
+from fedsynth.methods.private_gan import private_gan_fit
+from fedsynth.methods.protection import Protection, chosen_protection, says_nothing
 from fedsynth.methods.server_work import FROM_WEIGHTS
 from fedsynth.methods.similarity import Rule, divergences, groups, neighbours, profile
 from fedsynth.seeding import derive, generator
@@ -38,6 +42,7 @@ from fedsynth.synthesis.gan import (
     train_gan,
 )
 
+KEPT = "the clients' GANs"  # the phase that keeps them
 MOST_FOR_ENCODER = 20_000  # images that the auto-encoder learns from, at most
 
 MadeSet = dict[str, Tensor]
@@ -67,6 +72,13 @@ class GanSettings(BaseModel):
         "cluster, in the same group where groups are clearly apart (gap), or everybody (none)",
     )
     side_by_side: int = Field(4, ge=1, description="GANs trained between two checkpoints; not fewer than cores")
+    gans_from: str | None = Field(
+        None, description="folder of an earlier run on the same split: the server takes the GANs that it got then"
+    )
+
+    def earlier_runs(self) -> list[str]:
+        """Runs that this one builds on."""
+        return [self.gans_from] if self.gans_from else []
 
     def gan_spec(self) -> GanSpec:
         """The GANs to build."""
@@ -86,7 +98,7 @@ class OwnGan(Reply):
     """A client's GAN."""
 
     generator: Weights = leaves("a generator trained on the client's data: whoever has it can draw images like them")
-    classes: list[int] = leaves("which classes the client has examples of")
+    classes: list[int] = leaves("which classes the client has examples of; with DP-SGD, all that there are")
 
 
 class Made(Reply):
@@ -110,10 +122,17 @@ class Profile(Reply):
 
 
 @task
-def train_own_gan(client: Client, spec: GanSpec, training: GanTraining, steps: int) -> OwnGan:
+def train_own_gan(
+    client: Client, spec: GanSpec, training: GanTraining, steps: int, protection: Protection | None = None
+) -> OwnGan:
     """Algorithm 1, lines 1 to 4: a conditional GAN on the client's own data. Its critic stays."""
     x, y = client.data.train.tensors()
     gan = build_gan(spec, client.schema.shape, client.schema.classes, derive(client.seed, "own gan", client.id))
+    if protection is not None:
+        everything = torch.ones(client.schema.classes, dtype=torch.bool)  # which ones it has would tell of its records
+        guarantee = private_gan_fit(client, gan, x, y, everything, training, steps, protection)
+        private = OwnGan(generator=generator_weights(gan.weights()), classes=list(range(client.schema.classes)))
+        return client.release(private, generator=guarantee, classes=says_nothing(guarantee))
     train_gan(gan, x, y, training, steps, generator(client.seed, "own gan training", client.id))
     return client.release(OwnGan(generator=generator_weights(gan.weights()), classes=sorted(set(y.tolist()))))
 
@@ -190,8 +209,37 @@ def find_likeness(fed: Federation, cfg: Any) -> Likeness:
 
 
 def own_gans(fed: Federation, cfg: Any) -> dict[str, dict[str, Any]]:
-    """The generators of all clients that answered, a few clients between two checkpoints."""
-    request = {"spec": cfg.gan_spec(), "training": cfg.gan_training(), "steps": cfg.gan_steps}
+    """The generators of all clients that answered: those of an earlier run, or trained now. Kept for later runs."""
+    how = {"spec": cfg.gan_spec(), "training": cfg.gan_training(), "steps": cfg.gan_steps}
+    if protection := chosen_protection(cfg):
+        how["protection"] = protection
+    told = {name: value if isinstance(value, int) else value.model_dump(mode="json") for name, value in how.items()}
+    if cfg.gans_from:
+        run = Path(cfg.gans_from)
+        kept = fed.once(KEPT, lambda: {"how": told, "gans": earlier_gans(fed, run, told)})
+        fed.note(f'The clients\' GANs are those of "{run.name}": what left clients with them is in the ledger there.')
+    else:
+        gans = trained_gans(fed, cfg, how)
+        kept = fed.once(KEPT, lambda: {"how": told, "gans": gans})
+    return dict(kept["gans"])
+
+
+def earlier_gans(fed: Federation, run: Path, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What clients sent in an earlier run: nothing leaves them again."""
+    try:
+        kept = Journal(run).phase(KEPT)["result"]
+    except UserError:
+        raise ConfigError(f'method.gans_from = "{run}": this is no run in which clients trained GANs.') from None
+    other = [name for name in sorted({*how, *kept["how"]}) if kept["how"].get(name) != how.get(name)]
+    if other:
+        raise ConfigError(f'method.gans_from = "{run}": its GANs differ in {", ".join(other)} from what is asked here.')
+    if set(kept["gans"]) - set(fed.clients):
+        raise ConfigError(f'method.gans_from = "{run}": it had other clients.')
+    return dict(kept["gans"])
+
+
+def trained_gans(fed: Federation, cfg: Any, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A few clients between two checkpoints; those that did not answer are asked once more."""
     state = State(gans={}, missed=[])
     for index in fed.rounds("own GANs", math.ceil(len(fed.clients) / cfg.side_by_side), state):
         part = fed.clients[(index - 1) * cfg.side_by_side : index * cfg.side_by_side]

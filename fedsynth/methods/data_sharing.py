@@ -14,7 +14,7 @@ part of G may hold examples of its own; they count twice there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -55,6 +55,8 @@ def keep_shared(client: Client, images: Tensor, labels: Tensor) -> Done:
 
 class DataSharingConfig(LoopConfig):
     """Settings of data sharing; the defaults are GANDALF's."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"part": (0.05, 1.0)}
 
     share: float = Field(0.2, ge=0, le=1, description="size of the shared set, as a share of all data; 0 is FedAvg")
     part: float = Field(0.2, ge=0, le=1, description="share of the shared set that each client gets; 0 is FedAvg")

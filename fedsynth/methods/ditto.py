@@ -41,6 +41,8 @@ class DittoRule(LocalRule, name="ditto"):
 class DittoConfig(LoopConfig):
     """Ditto's setting; the paper chooses λ from 0.05, 0.1, 1 and 2."""
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"lam": (0.02, 2.0)}
+
     lam: float = Field(0.1, ge=0, description="λ: how strongly personal models are drawn to the global one")
 
 

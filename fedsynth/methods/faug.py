@@ -13,7 +13,7 @@ With weight 0 and no seeds it is `local` to the last bit. Real images leave clie
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ from fedsynth.synthesis.static import Static, fill_classes
 
 class FaugConfig(MethodConfig):
     """FAug's settings."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"distillation": (0.01, 1.0)}
 
     seeds: int = Field(5, ge=0, description="real examples of each class that a client sends to the server; 0: none")
     gan_steps: int = Field(1000, ge=0, description="generator steps of the server's GAN")

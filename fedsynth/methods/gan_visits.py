@@ -17,18 +17,15 @@ from fedsynth.methods.controls import stand_ins
 from fedsynth.methods.filling import amounts, drop_surplus, share_out, shortage
 from fedsynth.methods.grouping import shares
 from fedsynth.methods.made import keep_made
+from fedsynth.methods.private_gan import private_gan_fit
 from fedsynth.methods.protection import NOISE, Protection, bare_noise_guarantee, with_bare_noise
-from fedsynth.privacy import Guarantee
-from fedsynth.privacy.guarantee import SampledGaussianEvent
 from fedsynth.synthesis.gan import (
-    Gan,
     GanSpec,
     GanTraining,
     load_gan,
     load_generator,
     make_images,
     train_gan,
-    train_gan_private,
 )
 from fedsynth.synthesis.static import Static, fill_classes
 
@@ -88,7 +85,8 @@ def train_gan_visit(
     x, y = client.data.train.tensors()
     if protection is not None and protection.updates == "dp_sgd":
         known = torch.from_numpy(surely_there(let_out_counts(client), sigma, 1))
-        return private_visit(client, net, x, y, known, training, steps, protection)
+        guarantee = private_gan_fit(client, net, x, y, known, training, steps, protection)
+        return client.release(HandOff(gan=net.weights(), moments={}, losses=[]), gan=guarantee)
     fit = train_gan(net, x, y, training, steps, client.rng("gan"), moments or None)
     weights, guarantees = net.weights(), {}
     if protection is not None:
@@ -98,32 +96,6 @@ def train_gan_visit(
     return client.release(
         HandOff(gan=weights, moments=kept, losses=[fit.generator_loss, fit.critic_loss]), **guarantees
     )
-
-
-def private_visit(
-    client: Client,
-    net: Gan,
-    x: Tensor,
-    y: Tensor,
-    known: Tensor,
-    training: GanTraining,
-    steps: int,
-    protection: Protection,
-) -> HandOff:
-    """The same with a critic that sees clipped gradients and noise; the generator sees the critic alone."""
-    noise = protection.multiplier
-    fit = train_gan_private(
-        net, x, y, training, steps, protection.clip, noise, client.rng("gan"), client.noise_rng("gan noise"), known
-    )
-    guarantee = Guarantee(
-        mechanism=f"DP-SGD of the critic, gradients clipped to {protection.clip:g}, noise multiplier {noise:.4g}",
-        events=(SampledGaussianEvent(rate=fit.rate, noise=noise, steps=fit.critic_steps),),
-        unit="record",
-        adjacency="add or remove one",
-        covered="the weights of critic and generator, and all images made with them",
-        not_covered="the number of examples, which decides the sampling rate; who takes part",
-    )
-    return client.release(HandOff(gan=net.weights(), moments={}, losses=[]), gan=guarantee)
 
 
 def surely_there(counts: np.ndarray, sigma: float, clients: int) -> np.ndarray:

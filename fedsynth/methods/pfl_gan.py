@@ -14,7 +14,8 @@ either: ours are small. Made images come fresh at each step, beside the private 
 50). A client without neighbours trains alone. `use = "direct"` trains on T_i itself, without refined GANs;
 `refine = "group"` trains one refined GAN for a whole group, on the sets of all its members.
 
-Nothing protects the generators. Without synthesis it is `local` to the last bit.
+Nothing protects the generators, unless `privacy.updates = "dp_sgd"`: then the critics are trained by DP-SGD, clients do
+not say which classes they have, and the generators are all that leaves. Without synthesis it is `local` to the bit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsynth.federation import Federation, Outcome, State, method
 from fedsynth.methods.beside_made import receive_generator, receive_images, train_beside_made
@@ -39,7 +40,11 @@ PICTURED_GROUPS = 4
 class PflGanConfig(PublishedForm, GanSettings, MethodConfig):
     """PFL-GAN's settings."""
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"gan_lr": (5e-4, 5e-3)}
+
     published: ClassVar[dict[str, Any]] = {"threshold": "mean", "made_per_class": 1000, "made_per_step": 50}
+
+    protects: ClassVar[bool] = True  # what leaves: the generators
 
     use: Literal["refined", "direct"] = Field(
         "refined", description="what clients train beside: images of a refined GAN, or the set T_i itself"
@@ -57,6 +62,16 @@ class PflGanConfig(PublishedForm, GanSettings, MethodConfig):
     synthetic: Literal["generated", "noise", "real", "none"] = Field(
         "generated", description="controls: noise or neighbours' real images with the same labels, or nothing instead"
     )
+
+    @model_validator(mode="after")
+    def _protected_as_far_as_it_goes(self) -> PflGanConfig:
+        if self.privacy.updates not in ("none", "dp_sgd"):
+            raise ValueError(f'privacy.updates = "{self.privacy.updates}" is for averaged models; use "dp_sgd"')
+        if self.privacy.updates == "dp_sgd" and self.gan != "wgan_gp":
+            raise ValueError(f'privacy.updates = "dp_sgd" needs gan = "wgan_gp", not "{self.gan}"')
+        if self.privacy.updates == "dp_sgd" and self.synthetic == "real":
+            raise ValueError('synthetic = "real" lets real images out, so privacy.updates = "dp_sgd" would say nothing')
+        return self
 
 
 CONTROLS: dict[str, dict[str, Any]] = {

@@ -275,14 +275,18 @@ def update_guarantee(protection: Protection) -> Guarantee:
 
 def all_guarantees(model: Guarantee) -> dict[str, Guarantee]:
     """The guarantee of the weights, and one for each of the constants beside them."""
-    constant = Guarantee(
+    return {"model": model, **dict.fromkeys(CONSTANTS, says_nothing(model))}
+
+
+def says_nothing(beside: Guarantee) -> Guarantee:
+    """The guarantee of a constant that leaves beside something protected."""
+    return Guarantee(
         mechanism="the same constant for every client",
         events=(PureEvent(epsilon=0),),
-        unit=model.unit,
-        adjacency=model.adjacency,
+        unit=beside.unit,
+        adjacency=beside.adjacency,
         covered="all of it: nothing depends on the data",
     )
-    return {"model": model, **dict.fromkeys(CONSTANTS, constant)}
 
 
 def _sensitivity(noise_at: NoiseAt) -> float:

@@ -42,6 +42,8 @@ class RfaRfdConfig(TuningSettings, GanSettings, LoopConfig):
 
     protects: ClassVar[bool] = False  # the generators are not
 
+    search: ClassVar[dict[str, tuple[float, float]]] = {"kappa": (0.1, 4.0)}
+
     kappa: float = Field(1.0, ge=0, description="how strongly an anomalous client loses weight; 0: not at all")
 
 

@@ -6,6 +6,8 @@ last bit (Yin et al. have equal clients). Multi-Krum averages the `keep` best, w
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from fedsynth.federation import Federation, Outcome, method
@@ -15,6 +17,8 @@ from fedsynth.methods.slots import Krum, Median, TrimmedMean
 
 class TrimmedMeanConfig(LoopConfig):
     """Setting of the trimmed mean."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"trim": (0.05, 0.4)}
 
     trim: float = Field(0.1, ge=0, lt=0.5, description="share of values left out at each end")
 

@@ -94,6 +94,10 @@ class MethodConfig(BaseModel):
             )
         return self
 
+    def earlier_runs(self) -> list[str]:
+        """Folders of runs that this one builds on; a runner makes sure that they had the same split."""
+        return []
+
     @classmethod
     def own_settings(cls) -> dict[str, Any]:
         """The settings a user may give in the `[method]` section."""

@@ -12,6 +12,7 @@ import pytest
 
 from fedsynth.config import make_experiment
 from fedsynth.errors import FedsynthError, UserError
+from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.side_work import side_by_side
 from fedsynth.tuning import search_space, tune
 
@@ -120,6 +121,15 @@ def test_a_search_is_replayed_from_its_trials(tmp_path):
     assert first["validation"] > first["trials"][0]["validation"]
     low, high = search_space(make_experiment(table))["train.lr"]
     assert low <= first["chosen"]["train.lr"] <= high
+
+
+@pytest.mark.parametrize("name", [found.name for found in all_methods() if found.config.search])
+def test_every_setting_that_is_searched_may_have_both_ends(name):
+    config = find_method(name).config
+    for key, ends in config.search.items():
+        assert ends[0] < ends[1]
+        for end in ends:
+            assert getattr(config(**{key: end}), key) == end
 
 
 def test_pieces_of_work_run_side_by_side_and_a_failure_ends_them(tmp_path):

@@ -12,6 +12,7 @@ from federations import SMALL, Clients, Finished, run, same_bits, some_clients
 
 from fedsynth.errors import UserError
 from fedsynth.evaluation.views import client_tallies
+from fedsynth.federation.journal import Journal
 from fedsynth.federation.methods import find_method
 from fedsynth.methods import client_gans
 from fedsynth.methods.beside_made import BesideMade
@@ -167,10 +168,71 @@ def test_the_control_with_real_images_takes_those_of_neighbours(run_method, worl
 def test_what_leaves_is_the_generator_and_it_is_declared_unprotected(refined):
     rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
     left = {row["release"]: row for row in rows}
-    assert set(left) == {"train_own_gan.generator", "train_own_gan.classes", "train_beside_made.loss"}
+    assert set(left) == {"train_own_gan.generator", "train_own_gan.classes"}
     assert "can draw images like them" in left["train_own_gan.generator"]["what"]
-    with pytest.raises(ValueError, match=r"privacy.updates"):
-        PflGanConfig(privacy=PrivacyConfig(updates="dp_sgd"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "updates", "sentence"),
+    [
+        ({}, "dp_sgd", 'needs gan = "wgan_gp", not "r1"'),
+        ({"gan": "wgan_gp"}, "clipped", "is for averaged models"),
+        ({"gan": "wgan_gp", "synthetic": "real"}, "dp_sgd", "lets real images out"),
+    ],
+)
+def test_protection_that_would_not_hold_is_refused(settings, updates, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        PflGanConfig(**settings, privacy=PrivacyConfig(updates=updates))
+
+
+@pytest.mark.parametrize("target", [None, 4.0])
+def test_with_dp_sgd_all_that_leaves_is_covered(run_method, worlds, target):
+    privacy = PrivacyConfig(updates="dp_sgd", **({"noise": 2.0} if target is None else {"target": target}))
+    settings = QUICK | TINY | {"gan": "wgan_gp", "privacy": privacy}
+    done = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=settings, rounds=1)
+    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
+    assert {row["release"] for row in rows} == {"train_own_gan.generator", "train_own_gan.classes"}
+    spent = [row["epsilon"] for row in rows if row["release"] == "train_own_gan.generator"]
+    assert spent
+    assert all(0 < float(epsilon) <= (target or 100) for epsilon in spent)
+    answers = next(ask for ask in done.asks if ask.task == "train_own_gan").replies
+    assert all(reply["classes"] == [0, 1, 2] for reply in answers.values())
+
+
+@pytest.fixture
+def earlier(refined, tmp_path) -> dict[str, Any]:
+    """The setting that takes the GANs of the run with refined ones."""
+    Journal(tmp_path / "earlier").keep_phase(client_gans.KEPT, refined.fed.journal.phase(client_gans.KEPT))
+    return QUICK | {"gans_from": str(tmp_path / "earlier")}
+
+
+def test_the_gans_of_an_earlier_run_serve_again(run_method, worlds, refined, earlier):
+    again = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=earlier, rounds=1)
+    assert not asked(again, "train_own_gan")
+    assert any("in the ledger there" in note for note in again.fed.participation.notes)
+    got = {c: r["generator"] for ask in refined.asks if ask.task == "train_own_gan" for c, r in ask.replies.items()}
+    used = asked(again, "make_set")
+    assert set(used) == {f"@{client}" for client in got}
+    assert all(same_bits(got[client], used[f"@{client}"]["generator"]) for client in got)
+    assert groups_of(again) == groups_of(refined)
+
+
+@pytest.mark.parametrize(
+    ("clients", "settings", "sentence"),
+    [
+        (two_worlds(), {"gan_steps": 61}, "differ in steps"),
+        (two_worlds(), {"gan": "wgan_gp", "privacy": PrivacyConfig(updates="dp_sgd")}, "differ in protection, spec"),
+        (two_worlds(2, 1), {}, "it had other clients"),
+    ],
+)
+def test_gans_of_an_earlier_run_that_do_not_fit_are_refused(run_method, earlier, clients, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        run_method("pfl_gan", clients, model=SMALL["mlp"], settings=earlier | settings, rounds=1)
+
+
+def test_a_folder_without_gans_is_no_earlier_run(run_method, worlds, tmp_path):
+    with pytest.raises(UserError, match="no run in which clients trained GANs"):
+        run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | {"gans_from": str(tmp_path)}, rounds=1)
 
 
 def test_the_same_bits_on_the_wire(run_method, worlds, refined):

@@ -18,7 +18,7 @@ from fedsynth.privacy import PrivacyConfig
 
 RunMethod = Callable[..., Finished]
 OUTSIDE = [
-    *("centralised", "cluster_fedavg", "faug", "feddpms", "fedvae", "finetune", "local", "pfl_gan", "rfa_rfd"),
+    *("centralised", "cluster_fedavg", "faug", "feddpms", "fedvae", "finetune", "local", "rfa_rfd"),
 ]
 """Built-in methods that do not train in the shared loop, or not only."""
 
