@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsynth.federation import Client, Done, task
+from fedsynth.federation import Client, Done, Federation, task
 from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import PLAIN, CrossEntropy, Objective
 from fedsynth.learning.weights import Weights
+from fedsynth.methods.filling import drop_surplus, shortage
 from fedsynth.methods.made import keep_made, made_by
 from fedsynth.methods.references import go_on_alone
 from fedsynth.synthesis.gan import GanSpec, load_generator, make_images
@@ -28,14 +29,29 @@ Draw = Callable[[int], tuple[Tensor, Tensor]]
 
 
 @task
-def receive_images(client: Client, images: Tensor, labels: Tensor, noise: bool = False) -> Done:
-    """Keep a set of made images; as a control, noise in their place."""
+def receive_images(client: Client, images: Tensor, labels: Tensor, noise: bool = False, lacking: bool = False) -> Done:
+    """Keep a set of made images, or of each class as many as the client lacks; as a control, noise in their place."""
+    if lacking:
+        wanted = shortage(client.data.train.counts(client.schema.classes))
+        rows = torch.from_numpy(drop_surplus(labels.numpy(), wanted))
+        images, labels = images[rows], labels[rows]
     if noise:
         images = torch.from_numpy(client.rng("stand-in").random(tuple(images.shape), dtype="float32"))
     elif images.dtype == torch.uint8:
         images = images.to(torch.float32) / 255
     keep_made(client, images, labels)
     return client.release(Done())
+
+
+def told(fed: Federation, task: Any, orders: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Send everybody what is theirs; those who do not answer are asked once more, then train alone."""
+    replies = fed.scatter(task, orders) if orders else {}
+    missed = {client: order for client, order in orders.items() if client not in replies}
+    again = fed.scatter(task, missed) if missed else {}
+    left = [client for client in missed if client not in again]
+    if left:
+        fed.note(f"Could not be reached to receive made images: {', '.join(left)}.")
+    return {"missed": left}
 
 
 @task

@@ -1,22 +1,28 @@
 """FedAvg inside groups of like clients: PFL-GAN's first phase finds the groups, each then has a model of its own.
 
-No paper: a baseline of ours beside PFL-GAN, whose comparison it takes (`client_gans.py`) and whose synthetic data it
-leaves out. Every round all groups train side by side; the slots of the shared loop, `after` apart, work within a group.
-With one group it is FedAvg to the last bit (`threshold = "none"`, which needs no GANs).
+No paper: ours, beside PFL-GAN, whose comparison it takes (`client_gans.py`). Its synthetic data is left out, or with
+`beside = "made"` gives each client what it lacks of a class to its largest. Every round all groups train side by side;
+the slots of the shared loop, `after` apart, work within a group. With one group it is FedAvg to the last bit
+(`threshold = "none"`, which needs no GANs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Done, Federation, Outcome, State, method, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
+from fedsynth.methods.beside_made import receive_images, told
 from fedsynth.methods.client_gans import GanSettings, find_likeness
 from fedsynth.methods.loop import LoopConfig, Slots, checked_slots, recalibrated, start_model, train
+from fedsynth.methods.made import KeptImages
+from fedsynth.methods.refining import server_sets
 from fedsynth.methods.slots import Setting
 
 GROUP = "group"  # in the private state
@@ -28,6 +34,10 @@ class ClusterConfig(GanSettings, LoopConfig):
     """Settings of the grouping; those of the shared loop hold within each group."""
 
     protects: ClassVar[bool] = False  # the generators that groups are found by are not
+
+    beside: Literal["nothing", "made"] = Field(
+        "nothing", description="made: clients fill up scarce classes with images of their neighbours' GANs"
+    )
 
 
 @task
@@ -46,14 +56,22 @@ def group_model(client: Client, model: Weights, spec: ModelSpec, settings: dict[
 @method("cluster_fedavg", config=ClusterConfig)
 def cluster_fedavg(fed: Federation, cfg: ClusterConfig) -> Outcome:
     """FedAvg inside each group of like clients, found by comparing GANs that they share."""
-    slots = checked_slots(fed, cfg)
+    made = cfg.beside == "made"
+    if made and (cfg.threshold == "none" or cfg.local_data is not None):
+        raise ConfigError('beside = "made" needs groups, and local data of its own: remove threshold and local_data.')
+    slots = checked_slots(fed, cfg, local_data=KeptImages()) if made else checked_slots(fed, cfg)
     if cfg.after is not None:
         raise ConfigError("cluster_fedavg has a model for each group and tunes none of them: remove method.after.")
     if cfg.train.norm_buffers == "local":
         raise ConfigError('cluster_fedavg shares whole models in a group: set train.norm_buffers to "average".')
     groups = {"1": list(fed.clients)}
     if cfg.threshold != "none":
-        groups = {str(number): group for number, group in enumerate(find_likeness(fed, cfg).groups, 1)}
+        likeness = find_likeness(fed, cfg)
+        groups = {str(number): group for number, group in enumerate(likeness.groups, 1)}
+        if made:
+            sets = server_sets(likeness, likeness.sets, cfg.threshold)
+            orders = {client: {**given, "lacking": True} for client, given in sets.items()}
+            fed.once("hand out sets", lambda: told(fed, receive_images, orders))
     alone = [group[0] for group in groups.values() if len(group) == 1]
     if alone and len(fed.clients) > 1:
         fed.note(f"In a group of their own, and so trained alone: {', '.join(alone)}.")

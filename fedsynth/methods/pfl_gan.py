@@ -26,7 +26,7 @@ import torch
 from pydantic import Field, model_validator
 
 from fedsynth.federation import Federation, Outcome, State, method
-from fedsynth.methods.beside_made import receive_generator, receive_images, train_beside_made
+from fedsynth.methods.beside_made import receive_generator, receive_images, told, train_beside_made
 from fedsynth.methods.client_gans import GanSettings, Likeness, MadeSet, as_floats, find_likeness
 from fedsynth.methods.controls import draw_real_samples
 from fedsynth.methods.refining import group_sets, refined_gans, server_sets
@@ -119,17 +119,6 @@ def hand_out(fed: Federation, cfg: PflGanConfig, likeness: Likeness) -> None:
     orders = {c: {**refined[of], "spec": cfg.gan_spec(), **pools[c], **noise} for c, of in uses.items()}
     fed.once("hand out generators", lambda: told(fed, receive_generator, orders))
     show_refinement(fed, cfg, likeness, {client: refined[of] for client, of in uses.items()})
-
-
-def told(fed: Federation, task: Any, orders: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Send everybody what is theirs; those who do not answer are asked once more, then train alone."""
-    replies = fed.scatter(task, orders) if orders else {}
-    missed = {client: order for client, order in orders.items() if client not in replies}
-    again = fed.scatter(task, missed) if missed else {}
-    left = [client for client in missed if client not in again]
-    if left:
-        fed.note(f"Could not be reached to receive made images: {', '.join(left)}.")
-    return {"missed": left}
 
 
 def real_sets(fed: Federation, cfg: PflGanConfig) -> dict[str, MadeSet]:

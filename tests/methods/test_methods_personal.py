@@ -208,6 +208,18 @@ def test_each_group_averages_its_own_members(run_method):
     assert done.outcome.no_global
 
 
+def test_made_images_fill_up_what_members_lack(run_method):
+    data = two_worlds()
+    done = run_method("cluster_fedavg", data, model=LINEAR, settings=SHARED | {"beside": "made"}, rounds=1)
+    for client in data.clients:
+        counts = np.bincount(data.train[client].y, minlength=3)
+        kept = np.bincount(done.state(client)["made"]["labels"], minlength=3)
+        assert (kept == counts.max() - counts).all()
+    for wrong in ({"threshold": "none"}, {"local_data": "kept"}):
+        with pytest.raises(UserError, match="needs groups, and local data of its own"):
+            run_method("cluster_fedavg", data, model=LINEAR, settings=SHARED | wrong | {"beside": "made"})
+
+
 def test_strangers_do_not_reach_a_group(run_method):
     """The model of the first world is the same whatever the others have."""
     settings = SHARED | {"threshold": "gap"}
