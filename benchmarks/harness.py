@@ -22,7 +22,8 @@ Table = dict[str, Any]
 class Part:
     """One setting in which some rows are compared. `tables` makes an experiment without its method.
 
-    `sections` are other sections in which a row differs; `few` are rows with one seed alone.
+    `sections` are other sections in which a row differs; `few` are rows with one seed alone; `first` are rows that
+    others build on, and so are complete before these begin.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Part:
     seeds: int = 3
     sections: dict[str, Table] = field(default_factory=dict)
     few: Collection[str] = ()
+    first: Collection[str] = ()
 
     def seeds_of(self, row: str) -> range:
         """The seeds of a row."""
@@ -81,12 +83,13 @@ def complete(table: Table) -> str:
 
 
 def curve_of(table: Table) -> list[Table] | None:
-    """The metrics of a run that is complete: of the rounds that were judged on the test set."""
+    """The metrics of a complete run: of the rounds that were judged, on the test set where it was looked at."""
     path = Path(table["runs"]) / table["name"]
     if not (path / "summary.json").is_file():
         return None
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if "test" in line]
+    judged = "test" if any("test" in line for line in lines) else "validation"
+    return [line for line in lines if judged in line]
 
 
 def spread(name: str, values: Sequence[float]) -> Table:
@@ -150,7 +153,11 @@ def main(
     args.runs.mkdir(parents=True, exist_ok=True)
     todo = planned(parts, args.only)
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
-        jobs = [pool.submit(complete, run.part.experiment(run.row, run.seed, args.runs)) for run in todo]
-        for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
-            print(f"[{number}/{len(jobs)}] {job.result()}", flush=True)
+    number = 0
+    for stage in (True, False):
+        now = [run for run in todo if (run.row in run.part.first) == stage]
+        with concurrent.futures.ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
+            jobs = [pool.submit(complete, run.part.experiment(run.row, run.seed, args.runs)) for run in now]
+            for job in concurrent.futures.as_completed(jobs):
+                number += 1
+                print(f"[{number}/{len(todo)}] {job.result()}", flush=True)

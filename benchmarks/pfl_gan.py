@@ -6,6 +6,8 @@
 Killed and started again it goes on where it was. `--only TEXT` runs the rows whose names contain TEXT; with
 FEDSYNTH_TINY=1 in the environment every run is as small as can be, on the built-in digits, to see that all work.
 
+Clients train their GANs once for each split, in the row "cluster_fedavg": the other rows take them from there.
+
 Every number is on the client's own test part, which is the whole test set of its source, as in the paper. A row has
 the mean over clients for each source, and the share of clients that do worse than alone.
 """
@@ -41,15 +43,23 @@ ROWS: dict[str, Table] = {
     "rfa_rfd": {"name": "rfa_rfd", **SMALL},
     "cluster_fedavg": GROUPS,
     "cluster_fedavg, 2-means": {**GROUPS, "threshold": "2-means"},
+    "cluster_fedavg, made images beside": {**GROUPS, "beside": "made"},
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, a GAN for each client": PFL,
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
     "pfl_gan, published rule": {**PFL, "use": "direct", "threshold": "mean"},
     "pfl_gan, untrained encoder": {**PFL, "use": "direct", "autoencoder": "untrained"},
-    "pfl_gan, noise": {**PFL, "refine": "group", "synthetic": "noise"},
+    "pfl_gan, noise": {**PFL, "refine": "group", "synthetic": "noise", "refined_steps": 0},
     "pfl_gan, real samples": {**PFL, "synthetic": "real"},
 }
 """FedBN runs on the same network with BatchNorm layers, and says so in its row."""
+DONOR = "cluster_fedavg"
+MAIN = (
+    *("local", "local, balanced", "fedavg", "finetune", DONOR, "cluster_fedavg, made images beside", "pfl_gan"),
+    "pfl_gan, T_i directly",
+)
+"""Rows with three seeds; the others have one."""
+FEW = tuple(row for row in ROWS if row not in MAIN)
 ROBUST = {
     **{name: ROWS[name] for name in ("local", "fedavg", "cluster_fedavg", "pfl_gan, T_i directly")},
     "trimmed mean": {"name": "trimmed_mean", "trim": 0.25},
@@ -71,7 +81,7 @@ def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = (), li
         "faults": {"liars": list(liars)},
         "train": {
             "rounds": 1 if TINY else 10,
-            "local_epochs": 1 if TINY else 2,
+            "local_epochs": 1,
             "batch_size": 64,
             "optimizer": "adam",
             "lr": 0.001,
@@ -79,20 +89,25 @@ def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = (), li
     }
 
 
-class WithNorm(Part):
-    """A part whose FedBN row has a network with normalisation layers."""
+class Shared(Part):
+    """A part whose rows share the clients' GANs, and whose FedBN row has a network with normalisation layers."""
 
     def experiment(self, row: str, seed: int, runs: Path) -> Table:
         """One run: a row with a seed."""
         table = super().experiment(row, seed, runs)
-        return table | {"model": {"name": "pfl_cnn", "norm": "batch"}} if row == "fedbn" else table
+        if row == "fedbn":
+            return table | {"model": {"name": "pfl_cnn", "norm": "batch"}}
+        if row != DONOR and table["method"]["name"] in ("pfl_gan", "cluster_fedavg", "rfa_rfd"):
+            donor = runs / str(super().experiment(DONOR, seed, runs)["name"])
+            return table | {"method": {**table["method"], "gans_from": str(donor)}}
+        return table
 
 
 PARTS = [
-    WithNorm("label skew", partial(setting, ["mnist"], 20), ROWS),
-    WithNorm("two data sets", partial(setting, ["mnist", "fashion-mnist"], 20), ROWS),
-    WithNorm("strangers", partial(setting, ["mnist", "fashion-mnist"], 10, [8, 2]), ROBUST),
-    WithNorm("liars", partial(setting, ["mnist"], 10, liars=["0", "1"]), ROBUST),
+    Shared("label skew", partial(setting, ["mnist"], 20), ROWS, few=FEW, first=[DONOR]),
+    Shared("two data sets", partial(setting, ["mnist", "fashion-mnist"], 20), ROWS, few=FEW, first=[DONOR]),
+    Shared("strangers", partial(setting, ["mnist", "fashion-mnist"], 10, [8, 2]), ROBUST, 1, first=[DONOR]),
+    Shared("liars", partial(setting, ["mnist"], 10, liars=["0", "1"]), ROBUST, 1, first=[DONOR]),
 ]
 
 
@@ -120,8 +135,8 @@ def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
     lines = []
     for part in parts:
         for row in part.rows:
-            paths = [runs / str(part.experiment(row, seed, runs)["name"]) for seed in range(part.seeds)]
-            alone = [runs / str(part.experiment("local", seed, runs)["name"]) for seed in range(part.seeds)]
+            paths = [runs / str(part.experiment(row, seed, runs)["name"]) for seed in part.seeds_of(row)]
+            alone = [runs / str(part.experiment("local", seed, runs)["name"]) for seed in part.seeds_of(row)]
             done = [(path, base, found) for path, base in zip(paths, alone, strict=True) if (found := by_client(path))]
             worse = [
                 100 * statistics.mean(found[client] < value for client, value in base_found.items())
