@@ -40,8 +40,8 @@ REVERSE, ORACLE = "trained on as many real, judged on synthetic", "recognised by
 def measure_quality(path: Path, images: Path | None = None) -> dict[str, Any]:
     """Measure a run's synthetic images against the data it ran on; kept in quality.json, where the report finds it.
 
-    Taken are the last images that the method showed (`samples/`), or those of a safetensors file with `images` and
-    `labels`.
+    Taken are all images that the method showed in the last round in which it did (`samples/`), or those of a
+    safetensors file with `images` and `labels`.
     """
     experiment = make_experiment(read_experiment(path / "config.json"))
     data = load_data(experiment)
@@ -51,11 +51,12 @@ def measure_quality(path: Path, images: Path | None = None) -> dict[str, Any]:
         raise ConfigError(f'The manifest of "{path}" cannot be read ({error}): the real data is not known.') from None
     if split != data.split_fingerprint():
         raise ConfigError(f'"{path}" ran on other data than its config gives now: the images cannot be judged.')
-    file = images or _last_shown(path)
-    x, y = _read(file, data.schema.shape, data.schema.classes)
+    files = [images] if images else _last_shown(path)
+    parts = [_read(file, data.schema.shape, data.schema.classes) for file in files]
+    x, y = (torch.cat(values) for values in zip(*parts, strict=True))
     real, test = _part(data.pooled("train"), MOST_REAL), _part(data.test, MOST_REAL)
     found = _measured(experiment.model_spec, x, y, real, test, data.schema.classes)
-    found["images"] = str(file)
+    found["images"] = ", ".join(map(str, files))
     write_json(path / "quality.json", found)
     return found
 
@@ -124,7 +125,7 @@ def _by_class(tally: Tally) -> list[float | None]:
     return [None if math.isnan(value) else float(value) for value in tally.per_class()]
 
 
-def _last_shown(path: Path) -> Path:
+def _last_shown(path: Path) -> list[Path]:
     """The images of the last round in `samples/`."""
     found = [
         (int(match[1]), file)
@@ -135,7 +136,8 @@ def _last_shown(path: Path) -> Path:
         raise ConfigError(
             f'"{path}" has no synthetic images in samples/: the method makes none, or name a file with --images.'
         )
-    return max(found)[1]
+    last = max(found)[0]
+    return [file for round, file in found if round == last]
 
 
 def _read(file: Path, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:

@@ -98,7 +98,7 @@ class OwnGan(Reply):
     """A client's GAN."""
 
     generator: Weights = leaves("a generator trained on the client's data: whoever has it can draw images like them")
-    classes: list[int] = leaves("which classes the client has examples of; with DP-SGD, all that there are")
+    classes: list[int] = leaves("which classes the client has examples of")
 
 
 class Made(Reply):

@@ -47,7 +47,7 @@ from fedsynth.methods.settings import PublishedForm
 from fedsynth.methods.sharing import Calibrated, Published, Sharing
 from fedsynth.methods.slots import Setting
 
-PICTURED = 10  # synthetic examples of each class in the picture of a round
+PICTURED = 50  # examples of each class that a round shows; pictures have the first ten, `quality` judges all
 
 
 class FedVaeConfig(LoopConfig):
@@ -271,7 +271,7 @@ class FedDpms(FedVae):
             if replies:
                 state.model = self.slots.next_model(state.model, replies, state.memory, setting)
                 state.model = self.slots.tuned(self.fed, self.cfg, state, replies, training, first + index)
-            self.picture(sharing, state)
+            self.picture(sharing, state, last=first + index == self.cfg.train.rounds)
 
     def sharing(self) -> Sharing:
         """How latents get from one client to another."""
@@ -299,9 +299,11 @@ class FedDpms(FedVae):
             return {}
         return dict(self.fed.once("real samples", lambda: real_images(self.fed)))
 
-    def picture(self, sharing: Sharing, state: State) -> None:
-        """Show, once, what receivers draw."""
-        if state.shared and state.benefited and not state.pictured:
-            net = start_vae(self.fed.seed, self.cfg.model, self.vae, self.fed.schema, state.frozen | state.parts)
+    def picture(self, sharing: Sharing, state: State, last: bool) -> None:
+        """Show what receivers draw: when the first of them does, and in the last round."""
+        if state.shared and state.benefited and (last or not state.pictured):
+            net = start_vae(
+                self.fed.seed, self.cfg.model, self.vae, self.fed.schema, state.frozen | state.parts | state.model
+            )
             self.fed.show("synthetic", *sharing.samples(state, net, PICTURED))
             state.pictured = True

@@ -43,7 +43,7 @@ from fedsynth.synthesis.gan import generator_weights, load_generator, make_image
 from fedsynth.synthesis.gan_watch import COLLAPSED, mean_distance
 
 ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
-PICTURED = 10  # images of each class in the picture of a GAN
+PICTURED = 50  # images of each class that a GAN shows; pictures have the first ten, `quality` judges all
 
 
 class GeneratedImages(KeptImages, name="generated"):

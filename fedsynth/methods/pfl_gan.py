@@ -33,7 +33,7 @@ from fedsynth.methods.refining import group_sets, refined_gans, server_sets
 from fedsynth.methods.settings import MethodConfig, PublishedForm
 from fedsynth.synthesis.gan import load_generator, make_images
 
-PICTURED = 10  # images of each class in a picture
+PICTURED = 50  # images of each class that are shown; pictures have the first ten, `quality` judges all
 PICTURED_GROUPS = 4
 
 
@@ -88,6 +88,7 @@ def pfl_gan(fed: Federation, cfg: PflGanConfig) -> Outcome:
     """Clients that are alike, by GANs they share, help each other with made images; one model per client."""
     if cfg.synthetic != "none":
         likeness = find_likeness(fed, cfg)
+        show_own(fed, likeness)
         hand_out(fed, cfg, likeness)
     per_step = cfg.train.batch_size if cfg.made_per_step is None else cfg.made_per_step
     state = State(model=None, personal="alone")
@@ -118,7 +119,7 @@ def hand_out(fed: Federation, cfg: PflGanConfig, likeness: Likeness) -> None:
     pools = {c: {"pool": len(given[c]["labels"])} if cfg.made == "once" else {} for c in uses}
     orders = {c: {**refined[of], "spec": cfg.gan_spec(), **pools[c], **noise} for c, of in uses.items()}
     fed.once("hand out generators", lambda: told(fed, receive_generator, orders))
-    show_refinement(fed, cfg, likeness, {client: refined[of] for client, of in uses.items()})
+    show_refined(fed, cfg, likeness, {client: refined[of] for client, of in uses.items()})
 
 
 def real_sets(fed: Federation, cfg: PflGanConfig) -> dict[str, MadeSet]:
@@ -133,15 +134,21 @@ def real_sets(fed: Federation, cfg: PflGanConfig) -> dict[str, MadeSet]:
     return {client: sets.get(client, nothing) for client in fed.clients}
 
 
-def show_refinement(fed: Federation, cfg: PflGanConfig, likeness: Likeness, refined: dict[str, dict[str, Any]]) -> None:
-    """Pictures of one client in each group: what its own GAN makes, and what its refined GAN makes."""
-    shown = [group[0] for group in likeness.groups if group[0] in refined][:PICTURED_GROUPS]
-    for number, client in enumerate(shown, 1):
-        own, better = likeness.sets[client], refined[client]
-        known = own["labels"].unique()
-        rows = torch.cat([torch.nonzero(own["labels"] == label)[:PICTURED, 0] for label in known])
-        fed.show(f"group-{number}-own-gan", as_floats(own["images"][rows]), own["labels"][rows])
-        labels = torch.tensor(better["classes"]).repeat_interleave(PICTURED)
-        net = load_generator(cfg.gan_spec(), fed.schema.shape, fed.schema.classes, better["generator"])
-        images = make_images(net, cfg.gan_spec(), labels, fed.rng(f"picture {number}"))
-        fed.show(f"group-{number}-refined-gan", images, labels)
+def show_own(fed: Federation, likeness: Likeness) -> None:
+    """Pictures of one client in each group: what its own GAN makes."""
+    for number, group in enumerate(likeness.groups[:PICTURED_GROUPS], 1):
+        own = likeness.sets[group[0]]
+        if len(own["labels"]):
+            rows = torch.cat([torch.nonzero(own["labels"] == c)[:PICTURED, 0] for c in own["labels"].unique()])
+            fed.show(f"group-{number}-own-gan", as_floats(own["images"][rows]), own["labels"][rows])
+
+
+def show_refined(fed: Federation, cfg: PflGanConfig, likeness: Likeness, refined: dict[str, dict[str, Any]]) -> None:
+    """The same with its refined GAN."""
+    for number, group in enumerate(likeness.groups[:PICTURED_GROUPS], 1):
+        if group[0] in refined:
+            better = refined[group[0]]
+            labels = torch.tensor(better["classes"]).repeat_interleave(PICTURED)
+            net = load_generator(cfg.gan_spec(), fed.schema.shape, fed.schema.classes, better["generator"])
+            images = make_images(net, cfg.gan_spec(), labels, fed.rng(f"picture {number}"))
+            fed.show(f"group-{number}-refined-gan", images, labels)
