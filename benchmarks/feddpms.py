@@ -39,7 +39,7 @@ ABLATION: dict[str, Table] = {
     "ours": OURS,
     "recognised with 70 % or more": {**OURS, "filter": 0.7},
     "hard labels": {**OURS, "hardness": 1.0},
-    "with logit adjustment": {**OURS, "objective": {"name": "logit_adjustment"}},
+    "with logit adjustment": {**OURS, "objective": {"name": "logit_adjusted"}},
 }
 STRICT: dict[str, Table] = {"recognised with 90 % or more": {**OURS, "filter": 0.9}}
 """Forms of ours, judged on validation data alone."""

@@ -150,8 +150,12 @@ def main(
         else:
             write(parts, args.runs, args.table)
         return
+    from fedsynth import make_experiment
+
     args.runs.mkdir(parents=True, exist_ok=True)
     todo = planned(parts, args.only)
+    for run in todo:  # a mistake in a row shall not come to light after hours
+        make_experiment(run.part.experiment(run.row, run.seed, args.runs))
     context = multiprocessing.get_context("spawn")
     number = 0
     for stage in (True, False):

@@ -31,6 +31,9 @@ ZDA: dict[str, Table] = {
     "ZDAS, real": {"name": "fed_zdas", "start_round": 31, "images": "real"},
     "logit adjustment": {"name": "logit_adjustment"},
 }
+CONTROLS = ("ZDAS, noise", "ZDAC, noise", "ZDAS, real", "logit adjustment", "fedavg, noise")
+"""Rows with one seed."""
+ZDA_SHORT = {name: ZDA[name] for name in ("fedavg", "ZDAC", "ZDAS", "both")}
 POINTS = {"after": "interior_points"}
 AGG: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
@@ -42,6 +45,9 @@ AGG: dict[str, Table] = {
     "trimmed mean": {"name": "trimmed_mean"},
     "trimmed mean, enhanced": {"name": "trimmed_mean", **POINTS},
 }
+
+
+AGG_SHORT = {name: AGG[name] for name in ("fedavg", "fedavg, enhanced")}
 
 
 def zda_setting(data: str, split: str, rounds: int, limit: int) -> Table:
@@ -84,11 +90,20 @@ def measure(curves: Sequence[list[Table]]) -> Table:
 
 
 PARTS = [
-    Part("fashion-multimodal", partial(zda_setting, "fashion-mnist", "multimodal", 60, 25000), ZDA),
-    Part("fashion-unimodal", partial(zda_setting, "fashion-mnist", "unimodal", 60, 25000), ZDA, seeds=1),
-    Part("mnist-multimodal", partial(zda_setting, "mnist", "multimodal", 60, 25000), ZDA, seeds=1),
-    Part("fashion-lognormal", partial(agg_setting, "fashion-mnist", 1.0, 40, 12000, 0.01), AGG),
-    Part("cifar10-lognormal", partial(agg_setting, "cifar10", 1.0, 40, 12000, 0.005), AGG),
+    Part("fashion-multimodal", partial(zda_setting, "fashion-mnist", "multimodal", 60, 25000), ZDA, few=CONTROLS),
+    Part("fashion-unimodal", partial(zda_setting, "fashion-mnist", "unimodal", 60, 25000), ZDA_SHORT, seeds=1),
+    Part("mnist-multimodal", partial(zda_setting, "mnist", "multimodal", 60, 25000), ZDA_SHORT, seeds=1),
+    Part("fashion-lognormal", partial(agg_setting, "fashion-mnist", 1.0, 40, 12000, 0.01), AGG, few=CONTROLS),
+    Part("cifar10-lognormal", partial(agg_setting, "cifar10", 1.0, 40, 12000, 0.005), AGG, few=CONTROLS),
+    *(
+        Part(
+            f"fashion-lognormal-{gamma:g}",
+            partial(agg_setting, "fashion-mnist", gamma, 40, 12000, 0.01),
+            AGG_SHORT,
+            seeds=1,
+        )
+        for gamma in (0.1, 10.0)
+    ),
 ]
 
 if __name__ == "__main__":
