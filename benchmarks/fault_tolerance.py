@@ -55,6 +55,7 @@ def measure(curves: Sequence[list[Table]]) -> Table:
         **spread("round_minutes", length),
         "rounds_to_target": statistics.mean(n for n, _ in reached) if reached else None,
         "minutes_to_target": statistics.mean(x["simulated_seconds"] / 60 for _, x in reached) if reached else None,
+        "minutes_seeds": " ".join(f"{x[1]['simulated_seconds'] / 60:.2f}" if x else "–" for x in crossed),
         "reached": len(reached),
     }
 

@@ -84,6 +84,7 @@ def measure(curves: Sequence[list[Table]]) -> Table:
     return {
         **accuracies(curves, LATE),
         **spread("class_variance", variances),
+        "class_variance_seeds": " ".join(f"{value:.1f}" for value in variances),
         **told,
         **spread("change", [100 * mean_change(values) for values in tests]),
     }

@@ -192,6 +192,13 @@ def study_table(wanted: str) -> str:
     )
 
 
+def plain_table(name: str) -> str:
+    """A kept table as it is."""
+    with (DOCS / "results" / f"{name}.csv").open(newline="", encoding="utf-8") as lines:
+        header, *rows = csv.reader(lines)
+    return table(header, rows)
+
+
 def made(what: str) -> str:
     """The table that a marker asks for."""
     kind, _, name = what.partition(" ")
@@ -202,7 +209,13 @@ def made(what: str) -> str:
         return settings_table(fields.model_fields)
     if kind == "method":
         return settings_table(find_method(name).config.own_settings())
-    makers = {"partition": partition_table, "slot": slot_table, "results": results_table, "study": study_table}
+    makers = {
+        "partition": partition_table,
+        "slot": slot_table,
+        "results": results_table,
+        "study": study_table,
+        "csv": plain_table,
+    }
     return method_list() if kind == "methods" else makers[kind](name)
 
 

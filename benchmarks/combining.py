@@ -1,0 +1,49 @@
+"""Combinations that nobody has published, beside each method alone: Fashion-MNIST, Dirichlet 0.1.
+
+    FEDSYNTH_DATA=/path/to/data python benchmarks/combining.py --runs /tmp/combinations --jobs 2
+    python benchmarks/combining.py --runs /tmp/combinations --table docs/results/combinations.csv
+
+The setting is that of the study of FedDPMS (benchmarks/feddpms.py), whose rows stand beside these. `tried` are judged
+on validation data, with one seed; what is best there is then judged on the test part with three (`judged`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from feddpms import OURS, setting
+from harness import Part, Table, main
+
+LA: Table = {"objective": {"name": "logit_adjusted"}}
+POINTS: Table = {"after": "interior_points"}
+DYN: Table = {"objective": "dynamic", "aggregator": "feddyn"}
+TURNS: Table = {"name": "gandalf"}
+LESS: Table = {**TURNS, "gan": "vae"}
+
+SINGLE: dict[str, Table] = {
+    "fedavg": {"name": "fedavg"},
+    "feddyn": {"name": "feddyn"},
+    "interior points": {"name": "agg_enhance"},
+    "GANDALF": TURNS,
+    "training in turn": {**TURNS, "synthetic": "none", "static": False},
+}
+COMBINED: dict[str, Table] = {
+    "FedDPMS + logit adjustment": {**OURS, **LA},
+    "FedDPMS + interior points": {**OURS, **POINTS},
+    "FedDPMS + logit adjustment + interior points": {**OURS, **LA, **POINTS},
+    "FedDPMS + FedDyn": {**OURS, **DYN},
+    "GANDALF + interior points": {**TURNS, **POINTS},
+    "GANDALF + logit adjustment": {**TURNS, **LA},
+    "GANDALF, one group": {**TURNS, "mediators": 1},
+    "GANDALF with a VAE": LESS,
+    "GANDALF with a VAE, one group": {**LESS, "mediators": 1},
+}
+"""Without a word: our form with its default settings."""
+
+PARTS = [
+    Part("tried", partial(setting, "fashion-mnist", 0.1, 8000, 15, 0.25), SINGLE | COMBINED, 1),
+    Part("judged", partial(setting, "fashion-mnist", 0.1, 6000, 20), SINGLE | COMBINED),
+]
+
+if __name__ == "__main__":
+    main(PARTS, __doc__)
