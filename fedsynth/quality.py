@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsynth.config import make_experiment, read_experiment
 from fedsynth.data.dataset import Dataset
+from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.closeness import closer_to_training, coverage, diversity
 from fedsynth.evaluation.quality import (
@@ -57,6 +58,8 @@ def measure_quality(path: Path, images: Path | None = None) -> dict[str, Any]:
     real, test = _part(data.pooled("train"), MOST_REAL), _part(data.test, MOST_REAL)
     found = _measured(experiment.model_spec, x, y, real, test, data.schema.classes)
     found["images"] = ", ".join(map(str, files))
+    if images is None:
+        found["own_gans"] = [_beside_records(data, client, *made) for client, made in _own_gans(path, data)]
     write_json(path / "quality.json", found)
     return found
 
@@ -99,6 +102,32 @@ def _measured(
     ]
     per_class = {name: _by_class(tally) for name, tally in tallies.items()}
     return {"measures": numbers, "per_class": per_class, "words": _words(y, classes)}
+
+
+def _own_gans(path: Path, data: FederatedData) -> list[tuple[str, tuple[Tensor, Tensor]]]:
+    """Images of single clients' own GANs that a run showed (PFL-GAN), with the client's name."""
+    try:
+        record = json.loads((path / "records.json").read_text(encoding="utf-8"))["groups of clients"]
+        first = {name.removeprefix("group "): group[0] for name, group in record["groups"].items()}
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return []
+    files = [(re.match(r"group-(\d+)-own-gan-", f.name), f) for f in (path / "samples").glob("*.safetensors")]
+    shown = sorted((int(match[1]), file) for match, file in files if match and first.get(match[1]) in data.clients)
+    return [(first[str(n)], _read(file, data.schema.shape, data.schema.classes)) for n, file in shown]
+
+
+def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Do images of a client's own GAN lie nearer to its records than to as many others? Rare classes first."""
+    own = data.client(client)
+    (train_x, train_y), (test_x, test_y) = own.train.tensors(), own.test.tensors()
+    counts = torch.bincount(train_y, minlength=data.schema.classes)
+    rows = []
+    for label in torch.argsort(counts, stable=True).tolist():
+        made, seen, unseen = x[y == label], train_x[train_y == label], test_x[test_y == label]
+        size = min(len(seen), len(unseen))
+        if len(made) and size:
+            rows.append([label, int(counts[label]), closer_to_training(made, seen[:size], unseen[:size])])
+    return {"client": client, "rows": rows}
 
 
 def _words(labels: Tensor, classes: int) -> list[str]:

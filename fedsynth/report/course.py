@@ -198,7 +198,15 @@ def quality(run: RunRecord) -> list[Block]:
         Words([str(text) for text in run.quality["words"]]),
         Table("Quality of the synthetic images", ["measure", "value", "meaning"], rows, numbers=False),
         Table("By class", ["class", *per_class], cells),
+        *(_own_gan(names, **found) for found in run.quality.get("own_gans", [])),
     ]
+
+
+def _own_gan(names: Sequence[str], client: str, rows: list[list[Any]]) -> Table:
+    """Whether the images of one client's own GAN lie near to its records."""
+    title = f"The GAN of client {client}: images nearer to its own records than to as many held-out ones"
+    cells = [[names[label], str(records), f"{100 * share:.0f} %"] for label, records, share in rows]
+    return Table(title, ["class", "own records", "nearer (about 50 % without copying)"], cells)
 
 
 def reproduce(run: RunRecord) -> list[Block]:

@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedsynth.config import make_experiment
 from fedsynth.export import export_run
+from fedsynth.runner import load_data
 
 PLUGIN = """
 import torch
@@ -128,6 +130,23 @@ def test_quality_of_noise_and_of_real_images(fedsynth, shown, tmp_path):
     assert "a screen, not a proof" in real["measures"][-1]["meaning"]
     fedsynth("report", copy, cwd=tmp_path)
     assert "trained on as many real, judged on synthetic" in (copy / "report.html").read_text()
+
+
+def test_a_gan_that_repeats_its_clients_records_is_seen(fedsynth, shown, tmp_path):
+    copy = shutil.copytree(shown, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    data = load_data(make_experiment(config | {"plugins": [], "method": {"name": "fedavg"}}))
+    client = data.clients[0]
+    x, y = data.client(client).train.tensors()
+    save_file({"images": x, "labels": y}, copy / "samples" / "group-1-own-gan-round-0001.safetensors")
+    groups = {"kind": "groups", "about": "", "groups": {"group 1": [client]}}
+    (copy / "records.json").write_text(json.dumps({"groups of clients": groups}))
+    found = fedsynth("quality", copy, "--json", cwd=shown.parents[1]).json["own_gans"]
+    assert [part["client"] for part in found] == [client]
+    assert found[0]["rows"]
+    assert all(share > 0.9 for _, _, share in found[0]["rows"])
+    fedsynth("report", copy, cwd=tmp_path)
+    assert f"The GAN of client {client}: images nearer" in (copy / "report.html").read_text()
 
 
 def test_images_that_do_not_fit_are_refused(fedsynth, shown, tmp_path):
