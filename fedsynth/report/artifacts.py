@@ -13,10 +13,11 @@ import numpy as np
 from fedsynth.data.described import RunData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record
-from fedsynth.report.plots import plot_clients, plot_curves, plot_matrix, plot_split
+from fedsynth.report.plots import plot_clients, plot_curves, plot_matrix, plot_split, plot_timeline
 from fedsynth.runfolder import write_json
 
 SPLIT_PICTURE_CLIENTS = 100
+TIMELINE_BARS = 20_000  # in the picture of who worked when
 
 
 def write_record(
@@ -28,7 +29,7 @@ def write_record(
     data: RunData,
 ) -> None:
     """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, and pictures: of the split, the
-    curves, the clients and each matrix that the method recorded."""
+    curves, the clients, each matrix that the method recorded and, where time is simulated, who worked when."""
     write_csv(folder / "metrics.csv", [flat(row) for row in rows])
     write_csv(folder / "clients.csv", _client_rows(judged["per_client"], data))
     write_json(folder / "participation.json", participation.as_dict())
@@ -46,6 +47,10 @@ def write_record(
     if own and len(own) <= SPLIT_PICTURE_CLIENTS:
         accuracy = {client: values["accuracy"] for client, values in own.items()}
         plot_clients(folder / "clients.png", {summary["method"]: accuracy})
+    if summary["simulated_seconds"]:
+        with (folder / "timeline.csv").open(newline="", encoding="utf-8") as file:
+            when = [row for row in csv.DictReader(file) if float(row["simulated_end"]) > float(row["simulated_start"])]
+        plot_timeline(folder / "timeline.png", when[:TIMELINE_BARS])
     for name, kept in participation.records.items():
         _picture_of(folder, name, kept)
 

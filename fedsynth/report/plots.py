@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,27 @@ def plot_split(path: Path, counts: np.ndarray, clients: list[str], schema: Schem
         axes.set_xticks(range(len(clients)), clients, rotation=90 if len(clients) > 12 else 0, fontsize=8)
     if len(classes) <= 40:
         axes.set_yticks(range(len(classes)), classes, fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def plot_timeline(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """Who worked when on the simulated clock: a bar per request, light where it failed (rows of timeline.csv)."""
+    clients = list(dict.fromkeys(row["client"] for row in rows))
+    place = {client: number for number, client in enumerate(clients)}
+    figure = _figure(9, min(14, max(2.5, 1 + 0.22 * len(clients))))
+    axes = figure.subplots()
+    for answered, colour, label in ((True, "tab:blue", "answered"), (False, "tab:orange", "did not answer")):
+        part = [row for row in rows if (row["outcome"] == "answered") == answered]
+        starts = np.array([float(row["simulated_start"]) / 60 for row in part])
+        ends = np.array([float(row["simulated_end"]) / 60 for row in part])
+        if part:
+            axes.barh([place[row["client"]] for row in part], ends - starts, 0.8, starts, color=colour, label=label)
+    axes.set_xlabel("simulated minutes")
+    axes.set_ylabel("client")
+    if len(clients) <= 60:
+        axes.set_yticks(range(len(clients)), clients, fontsize=7)
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, loc="upper right")
     figure.savefig(path, dpi=110)
 
 

@@ -185,6 +185,8 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     moved = summary["bytes"]
     sent = f"{moved['up'] / 1e6:.1f} MB up, {moved['down'] / 1e6:.1f} MB down"
     lines.append(("cost", f"{sent}, {summary['client_epochs']:.0f} client epochs, {summary['seconds']:.1f} s"))
+    if summary["simulated_seconds"]:
+        lines.append(("simulated time", f"{summary['simulated_seconds'] / 60:.1f} minutes; see timeline.png"))
     if summary["failed"]:
         lines.append(("failures", f"{summary['failed']} requests were not answered; see participation.json"))
     lines.extend(("missing", missed_words(missed)) for missed in summary.get("missed", [])[:10])

@@ -47,6 +47,7 @@ def shown(fedsynth, tiny, tmp_path_factory) -> Path:
     (cwd / "mine.py").write_text(PLUGIN)
     done = fedsynth("run", *tiny, *WORDS, cwd=cwd)
     assert done.code == 0, done.err
+    assert "simulated time  0.1 minutes" in done.out
     return cwd / "runs" / "r"
 
 
@@ -63,6 +64,7 @@ def test_a_run_keeps_who_took_part_in_simulated_time(shown):
     assert {row["round"] for row in asked} == {"1", "2", "3", "4"}
     assert [float(row["simulated_start"]) for row in asked[::3]] == [0, 2, 4, 6]
     assert all(float(row["start"]) <= float(row["end"]) for row in rows)
+    assert (shown / "timeline.png").stat().st_size > 5000
 
 
 def test_a_killed_run_ends_with_the_same_timeline_and_records(fedsynth, tiny, shown, tmp_path):
