@@ -16,7 +16,8 @@ from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
 from fedsynth.methods.client_gans import GanSettings, find_likeness
-from fedsynth.methods.loop import LoopConfig, Slots, checked_slots, recalibrated, start_model, train
+from fedsynth.methods.loop import LoopConfig, Slots, checked_slots, start_model, train
+from fedsynth.methods.recalibration import recalibrated
 from fedsynth.methods.slots import Setting
 
 GROUP = "group"  # in the private state
@@ -28,6 +29,7 @@ class ClusterConfig(GanSettings, LoopConfig):
     """Settings of the grouping; those of the shared loop hold within each group."""
 
     protects: ClassVar[bool] = False  # the generators that groups are found by are not
+    needs_single: ClassVar[str] = "its server finds groups by the generator of each client, and each group may be small"
 
 
 @task
@@ -115,7 +117,7 @@ def next_model(
     model = slots.next_model(model, replies, memory, setting)
     net = start_model(fed.seed, cfg.model, fed.schema)
     if cfg.train.norm_buffers == "recalibrate" and buffer_entries(net):
-        model = model | recalibrated(fed, cfg, model, list(replies))
+        model = model | recalibrated(fed, cfg.model, model, list(replies))
     return model
 
 

@@ -40,6 +40,7 @@ class PflGanConfig(PublishedForm, GanSettings, MethodConfig):
     """PFL-GAN's settings."""
 
     published: ClassVar[dict[str, Any]] = {"threshold": "mean", "made_per_class": 1000, "made_per_step": 50}
+    needs_single: ClassVar[str] = "its server works with the generator of each client"
 
     use: Literal["refined", "direct"] = Field(
         "refined", description="what clients train beside: images of a refined GAN, or the set T_i itself"

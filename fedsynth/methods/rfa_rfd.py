@@ -41,6 +41,7 @@ class RfaRfdConfig(TuningSettings, GanSettings, LoopConfig):
     """Settings of RFA-RFD."""
 
     protects: ClassVar[bool] = False  # the generators are not
+    needs_single: ClassVar[str] = "its server weighs each client by itself, and looks at its generator"
 
     kappa: float = Field(1.0, ge=0, description="how strongly an anomalous client loses weight; 0: not at all")
 
