@@ -21,6 +21,10 @@ from fedsynth.runner import RunResult, run_experiment
 Files = Callable[..., dict[str, Path]]
 SMALL_CNN = {"name": "cnn", "channels": [4, 6], "hidden": [8]}
 NORMED = {"name": "zda_cnn", "channels": [4, 6]}
+PFL_GAN = {
+    **{"gan_steps": 3, "gan_channels": 2, "gan_latent": 3, "refined_steps": 2, "made_per_class": 4},
+    **{"encoder_steps": 3, "encoder_latent": 8, "side_by_side": 3, "threshold": "none"},
+}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "scaffold": {},
@@ -29,7 +33,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "agg_enhance": {"model": NORMED, "method": {"steps": 3, "tune_epochs": 1}},
     "fedbn": {"model": NORMED},
     "gandalf": {"method": {"gan_steps": 4, "visit_steps": 2, "gan_channels": 2, "gan_latent": 3}},
+    "pfl_gan": {"method": PFL_GAN},
+    "secure": {"method": {"name": "fedprox"}, "privacy": {"secure_aggregation": True}},
+    "agg_enhance_secure": {
+        "model": SMALL_CNN,
+        "method": {"name": "agg_enhance", "steps": 3, "tune_epochs": 1, "secure": True},
+        "privacy": {"secure_aggregation": True},
+    },
 }
+"""By method, or by a name for settings of one."""
 
 
 def sections(method: str, runs: Path, name: str, **changes: Any) -> dict[str, Any]:
