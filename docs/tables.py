@@ -224,7 +224,13 @@ def made(what: str) -> str:
         return settings_table(fields.model_fields)
     if kind == "method":
         return settings_table(find_method(name).config.own_settings())
-    makers = {"partition": partition_table, "slot": slot_table, "results": results_table, "study": study_table, "network": network_table}
+    makers = {
+        "partition": partition_table,
+        "slot": slot_table,
+        "results": results_table,
+        "study": study_table,
+        "network": network_table,
+    }
     return method_list() if kind == "methods" else makers[kind](name)
 
 

@@ -88,7 +88,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
 
 def test_a_site_comes_in_through_the_fleet_path(proxied: Proxied) -> None:
     folder = proxied.folder / "fed" / "sites" / "0"
-    proxied.loop._start("0", folder, "--superlink", f"localhost:{proxied.port}", "--port", str(free_port()))
+    proxied.loop._start("0", folder, "--superlink", f"localhost:{proxied.port}")
     log = proxied.loop.log("0")
     wait_for(lambda: b"SuperNode ID" in log.read_bytes(), LONG, f"the site did not come in: see {log}")
     proxied.loop.stop_part("0")
