@@ -32,6 +32,7 @@ from fedsynth.privacy.secure_sum import (
     Secrets,
     SecureSumError,
     Words,
+    are_keys,
     check_keys,
     disclosed,
     enough,
@@ -204,7 +205,7 @@ def secure_mean(
         return None
     secure = SecureRound(session=under_way.session, peers=tuple(under_way.shares), equal=equal)
     sent = fed.broadcast(asked, to=list(under_way.shares), quorum=0, secure=secure, **fields)
-    if not under_way.goes_on(asked, sent):
+    if not under_way.goes_on(asked, sent, len(sent)):
         return None
     total = under_way.opened(list(sent), _added(reply.masked for reply in sent.values()))
     return None if total is None else SecureMean(from_words(total)[1], list(sent))
@@ -225,14 +226,15 @@ class _Sum:
     def agree(self) -> bool:
         """The first two stages: everybody's keys, and the shares of their secrets."""
         offered = self.fed.broadcast(offer_keys, to=self.clients, quorum=0, **self.common)
-        if not self.goes_on(offer_keys, offered):
+        self.keys = {client: reply.keys for client, reply in offered.items() if are_keys(reply.keys)}
+        if not self.goes_on(offer_keys, offered, len(self.keys)):
             return False
-        self.keys = {client: reply.keys for client, reply in offered.items()}
         self.threshold = enough(self.settings.threshold, len(self.keys))
         about = {"keys": self.keys, "threshold": self.threshold}
         shared = self.fed.broadcast(share_secrets, to=list(self.keys), quorum=0, **about, **self.common)
-        self.shares = {client: reply.shares for client, reply in shared.items()}
-        return self.goes_on(share_secrets, shared)
+        found = {client: reply.shares for client, reply in shared.items()}
+        self.shares = {client: box for client, box in found.items() if {*box, client} == set(self.keys)}
+        return self.goes_on(share_secrets, shared, len(self.shares))
 
     def opened(self, stayed: list[str], total: Words) -> Words | None:
         """The last stage: the sum of those who stayed, without masks. Who is lost now is in it all the same."""
@@ -246,16 +248,17 @@ class _Sum:
             }
             for client in stayed
         }
-        said = self.fed.scatter(open_sum, requests, quorum=0)
-        if not self.goes_on(open_sum, said, quorum=0.0):
+        replies = self.fed.scatter(open_sum, requests, quorum=0)
+        said = [r for r in replies.values() if set(r.seeds) == set(stayed) and set(r.masks) == set(left)]
+        if not self.goes_on(open_sum, replies, len(said), quorum=0.0):
             return None
-        seeds = {client: [reply.seeds[client] for reply in said.values()] for client in stayed}
-        masks = {client: [reply.masks[client] for reply in said.values()] for client in left}
+        seeds = {client: [reply.seeds[client] for reply in said] for client in stayed}
+        masks = {client: [reply.masks[client] for reply in said] for client in left}
         return unmask(total, self.keys, stayed, seeds, masks, self.threshold)
 
-    def goes_on(self, asked: Task, replies: Replies, quorum: float | None = None) -> bool:
-        """Whether enough answered: by the quorum, of those picked, and by the threshold, which nothing can lower."""
-        fed, answered = self.fed, len(replies)
+    def goes_on(self, asked: Task, replies: Replies, answered: int, quorum: float | None = None) -> bool:
+        """Whether enough answered usefully: by the quorum, of those picked, and by the threshold, which stands."""
+        fed = self.fed
         quorum = fed.policy.quorum if quorum is None else quorum
         if answered >= self.threshold and answered >= quorum * len(self.clients):
             return True

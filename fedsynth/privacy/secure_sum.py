@@ -201,6 +201,14 @@ def _read_share(
 # -- at the server --------------------------------------------------------------------------------------------------
 
 
+def are_keys(keys: PublicKeys) -> bool:
+    """Whether a client sent keys, and not something else that would stop all the others."""
+    try:
+        return all(_point(key) is not None for key in keys)
+    except ValueError:
+        return False
+
+
 def unmask(
     total: Words,
     keys: Mapping[str, PublicKeys],
@@ -257,11 +265,15 @@ def _public(key: str) -> str:
 
 def _agreed(private: str, public: str) -> bytes:
     """The secret that two key pairs have in common, known to their two owners only."""
-    from cryptography.hazmat.primitives.asymmetric import ec
     from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 
-    other = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), _bytes(public))
-    return generate_shared_key(_private(private), other)
+    return generate_shared_key(_private(private), _point(public))
+
+
+def _point(public: str) -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), _bytes(public))
 
 
 def _shared_mask(client: str, private: str, peer: str, public: str, size: int) -> Words:

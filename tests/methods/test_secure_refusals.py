@@ -10,6 +10,7 @@ from federations import SMALL, Clients, Finished, some_clients
 
 from fedsynth.config import make_experiment
 from fedsynth.errors import ConfigError, UserError
+from fedsynth.federation.methods import all_methods
 from fedsynth.methods import secure_updates
 from fedsynth.privacy import PrivacyConfig
 
@@ -33,6 +34,7 @@ def five() -> Clients:
         ("krum", {}, 'aggregator "krum"'),
         ("trimmed_mean", {}, 'aggregator "trimmed_mean"'),
         ("agg_enhance", {}, r'after "interior_points", which works with the model of each client.*secure = true'),
+        ("fed_zda", {}, 'after "zero_shot", which works with the model of each client'),
         ("fed_zdas", {}, 'after "zero_shot", which works with the model of each client'),
     ],
 )
@@ -61,6 +63,28 @@ def test_methods_outside_of_the_shared_loop_are_refused_by_their_settings(method
         make_experiment({"method": {"name": method}, "privacy": {"secure_aggregation": True}})
     assert f"privacy.secure_aggregation = true cannot be used with this method: {sentence}" in str(refused.value)
     assert "choose a method of which the server needs only the mean, such as fedavg" in str(refused.value)
+
+
+ALLOWED = [
+    *("ditto", "fed_zdac", "fedavg", "fedbn", "fedmix", "fedopt", "fedprox", "fedrep", "finetune"),
+    *("data_sharing", "logit_adjustment", "moon", "static_augmentation"),
+]
+QUICK: dict[str, dict[str, Any]] = {"fed_zdac": {"steps": 2, "per_class": 1}}
+
+
+def test_every_method_refuses_it_or_keeps_to_it() -> None:
+    built_in = [m for m in all_methods() if m.program.__module__.startswith("fedsynth.")]
+    by_slots = {"scaffold", "fednova", "qffl", "feddyn", "median", "krum", "trimmed_mean"}
+    by_slots |= {"agg_enhance", "fed_zdas", "fed_zda"}  # see above
+    assert {m.name for m in built_in if not m.config.needs_single} == {*ALLOWED, *by_slots}
+
+
+@pytest.mark.parametrize("method", ALLOWED)
+def test_no_single_update_leaves_in_any_method_that_allows_it(method: str, run_method: RunMethod, digits: Any) -> None:
+    done = run_method(method, digits, model=SMALL["zda_cnn"], settings=QUICK.get(method, {}) | SECURE, rounds=1)
+    tasks = [ask.task for ask in done.asks]
+    assert "train_masked" in tasks
+    assert "train" not in tasks
 
 
 def test_other_settings_that_do_not_fit_are_refused(run_method: RunMethod, five: Clients, digits: Any) -> None:

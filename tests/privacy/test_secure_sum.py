@@ -242,6 +242,13 @@ def test_a_list_of_keys_that_could_single_a_client_out_is_refused(
         check_keys("ann", session.keys["ann"], keys, threshold)
 
 
+def test_what_is_no_key_is_noticed(session: Session) -> None:
+    cipher, masks = session.keys["ann"]
+    assert secure_sum.are_keys((cipher, masks))
+    for wrong in ("", "AAAA", cipher[:-4], "not base64 %%%", "A" * 66):
+        assert not secure_sum.are_keys((cipher, wrong))
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secure_sum, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'fedsynth\[flower\]', here and at every site"):
