@@ -41,7 +41,7 @@ unit: install
 	$(BIN)/python -m pytest -n 2
 
 test-slow: install
-	$(BIN)/python -m pytest -m slow tests/network
+	$(BIN)/python -m pytest -m slow -rs tests/network
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

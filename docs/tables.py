@@ -199,6 +199,28 @@ def plain_table(name: str) -> str:
     return table(header, rows)
 
 
+def network_table(wanted: str) -> str:
+    """What an ask over a network costs (`seconds`), or what that means for a run of so many rounds (`runs 50`)."""
+    kind, _, rounds = wanted.partition(" ")
+    with (DOCS / "results" / "network.csv").open(newline="", encoding="utf-8") as lines:
+        sizes = list(csv.DictReader(lines))
+    if kind == "seconds":
+        rows = [
+            [s["megabytes"], f"{s['seconds']} ({s['fastest']}–{s['slowest']})", s["megabytes_per_second"], s["n"]]
+            for s in sizes
+        ]
+        return table(["MB to each site, and back", "seconds an ask, median (range)", "MB/s, all sites", "n"], rows)
+    with (DOCS / "results" / "network-asks.csv").open(newline="", encoding="utf-8") as lines:
+        methods = list(csv.DictReader(lines))
+    rows = []
+    for row in methods:
+        asks = float(row["once"]) + int(rounds) * float(row["per_round"])
+        minutes = [f"{asks * float(size['seconds']) / 60:.0f}" for size in sizes]
+        rows.append([row["method"], f"{float(row['once']):g}", f"{float(row['per_round']):g}", f"{asks:g}", *minutes])
+    header = ["method", "asks, once", "asks a round", f"asks in {rounds} rounds"]
+    return table([*header, *(f"minutes at {size['megabytes']} MB" for size in sizes)], rows)
+
+
 def made(what: str) -> str:
     """The table that a marker asks for."""
     kind, _, name = what.partition(" ")
@@ -215,6 +237,7 @@ def made(what: str) -> str:
         "results": results_table,
         "study": study_table,
         "csv": plain_table,
+        "network": network_table,
     }
     return method_list() if kind == "methods" else makers[kind](name)
 

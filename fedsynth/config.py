@@ -79,6 +79,15 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
 
+    @model_validator(mode="after")
+    def _lies_can_be_told(self) -> Experiment:
+        if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
+            raise ValueError(
+                "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "
+                "hides: remove one of the two"
+            )
+        return self
+
     @property
     def method_name(self) -> str:
         """The name of the method."""

@@ -19,7 +19,7 @@ from fedsynth.federation.payload import PayloadError, decode, encode
 from fedsynth.federation.port import POOLED, SERVER, Answers, Blob, Engine, Failure
 from fedsynth.federation.records import checked_record
 from fedsynth.federation.replies import Relayed, Replies, Route
-from fedsynth.federation.state import Policy, QuorumError, State, Watcher
+from fedsynth.federation.state import Policy, QuorumError, State, Watcher, picked
 from fedsynth.federation.tasks import Reply, Task, TaskError
 from fedsynth.privacy import BudgetError, Guarantee, say_epsilon
 from fedsynth.seeding import generator
@@ -64,15 +64,18 @@ class Federation:
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    def broadcast(self, task: Task, to: Iterable[str] | None = None, **fields: Any) -> Replies:
-        """The same request to many clients (all, unless `to` says which)."""
+    def broadcast(
+        self, task: Task, to: Iterable[str] | None = None, quorum: float | None = None, **fields: Any
+    ) -> Replies:
+        """The same request to many clients (all, unless `to` says which). `quorum` stands in for the policy's."""
         clients = list(self.clients if to is None else to)
         body = self._request(task, clients, fields)
-        return self._ask(task, dict.fromkeys(clients, body))
+        return self._ask(task, dict.fromkeys(clients, body), quorum)
 
-    def scatter(self, task: Task, requests: Mapping[str, Mapping[str, Any]]) -> Replies:
-        """A different request to each client."""
-        return self._ask(task, {client: self._request(task, [client], fields) for client, fields in requests.items()})
+    def scatter(self, task: Task, requests: Mapping[str, Mapping[str, Any]], quorum: float | None = None) -> Replies:
+        """A different request to each client. `quorum` stands in for the policy's."""
+        bodies = {client: self._request(task, [client], fields) for client, fields in requests.items()}
+        return self._ask(task, bodies, quorum)
 
     def relay(
         self, task: Task, start: Mapping[str, Any] | Sequence[Mapping[str, Any]], routes: Sequence[Route]
@@ -214,7 +217,7 @@ class Federation:
     def sample(self, fraction: float = 1.0, among: Sequence[str] | None = None) -> list[str]:
         """A share of the clients, at least one, drawn for this round and in the order of the federation."""
         clients = self.clients if among is None else tuple(among)
-        count = max(1, round(fraction * len(clients)))
+        count = picked(fraction, len(clients))
         if count >= len(clients):
             return list(clients)
         rows = self.rng("sample").choice(len(clients), count, replace=False)

@@ -58,3 +58,8 @@ class Policy:
     quorum: float = 1.0  # share of the asked clients that must answer
     deadline: float | None = None  # seconds for one ask
     budget: Budget | None = None  # for the protected releases of each client
+
+
+def picked(fraction: float, clients: int) -> int:
+    """How many a share of so many clients is; one at least."""
+    return max(1, round(fraction * clients))

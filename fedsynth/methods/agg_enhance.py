@@ -10,8 +10,8 @@ fifth of the local rate. Deviations: the paper's set grows without bound and it 
 points start from noise alone.
 
 `secure = true` is the paper's variant for secure aggregation: clients make candidates from their own models and score
-everybody's, so the server needs no single model. The candidates themselves leave the clients, and secure aggregation of
-the updates is not a part of this package.
+everybody's, so the server needs no single model. With `privacy.secure_aggregation` updates and scores are then seen as
+sums only. The candidates themselves leave the clients as they are.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.methods.schedule import NEVER, Scheduled
+from fedsynth.methods.secure import SecureRound, masked, secure_mean, secured
 from fedsynth.methods.server_work import TuningSettings, invert_model, judge_images, tuned_at_server
 from fedsynth.methods.settings import PublishedForm
 from fedsynth.methods.slots import AfterAggregate, Occasion
@@ -38,6 +39,10 @@ NOTHING_MORE = (
 SINGLE_MODELS = (
     "Clients sent points that they made from their own models, and opinions on everybody's: releases beside the "
     "updates, which secure aggregation does not cover."
+)
+SINGLE_POINTS = (
+    "Clients sent points that they made from their own models: a release beside the updates, which secure aggregation "
+    "does not cover."
 )
 PICTURED = 10  # rounds, before the points are shown
 
@@ -103,12 +108,20 @@ class InteriorPoints(InteriorSettings, Scheduled, AfterAggregate, name="interior
         if self.choice == "random":
             scores = torch.from_numpy(fed.rng("random choice").random(candidates.shape[0] * candidates.shape[1]))
         else:
-            ask = self.opinions_of_clients if self.secure else self.opinions
-            said = ask(occasion, list(made), candidates.flatten(0, 1))
-            if not said:
+            found = self.scores(occasion, list(made), candidates.flatten(0, 1), labels.repeat(len(made)))
+            if found is None:
                 return None
-            scores = consensus(torch.stack(said), labels.repeat(len(made)))
+            scores = found
         return chosen_by_consensus(candidates, scores)
+
+    def scores(self, occasion: Occasion, clients: list[str], images: Tensor, labels: Tensor) -> Tensor | None:
+        """Every candidate's summed probability of its class, over the models that predict it."""
+        if occasion.secure:
+            fields = {"spec": occasion.spec, "images": images, "labels": labels}
+            mean = secure_mean(occasion.fed, score_masked, clients, occasion.secure, fields, equal=True)
+            return None if mean is None else torch.from_numpy(mean.values)  # of as many as in the sum: the same order
+        said = (self.opinions_of_clients if self.secure else self.opinions)(occasion, clients, images)
+        return consensus(torch.stack(said), labels) if said else None
 
     def candidates(self, occasion: Occasion, start: Tensor) -> dict[str, Tensor]:
         """Points of each received model, made at the server."""
@@ -125,8 +138,8 @@ class InteriorPoints(InteriorSettings, Scheduled, AfterAggregate, name="interior
 
     def candidates_of_clients(self, occasion: Occasion, start: Tensor) -> dict[str, Tensor]:
         """Points that clients make from the models they have just trained."""
-        occasion.fed.note(SINGLE_MODELS)
-        asked = {"spec": occasion.spec, "start": start, "how": vars(self.how())}
+        occasion.fed.note(SINGLE_POINTS if occasion.secure else SINGLE_MODELS)
+        asked: dict[str, Any] = {"spec": occasion.spec, "start": start, "how": vars(self.how())}
         replies = occasion.fed.broadcast(make_candidates, to=list(occasion.received), **asked)
         return {client: reply.points for client, reply in replies.items()}
 
@@ -161,6 +174,24 @@ def score_candidates(client: Client, spec: ModelSpec, images: Tensor) -> Scores:
     net = instantiate(spec, client.schema.shape, client.schema.classes, client.state["trained"]).eval()
     with torch.no_grad():
         return client.release(Scores(probabilities=net(images).softmax(1)))
+
+
+class MaskedScores(Reply):
+    """A client's part of the scores of everybody's candidates."""
+
+    masked: Tensor = leaves(
+        "its own model's part of the scores of everybody's candidates, masked: readable as a sum only"
+    )
+
+
+@task
+def score_masked(client: Client, secure: SecureRound, spec: ModelSpec, images: Tensor, labels: Tensor) -> MaskedScores:
+    """Score as the published method does, and let this client's part out as a part of a sum only."""
+    said = score_candidates.run(client, {"spec": spec, "images": images})
+    assert isinstance(said, Scores)
+    part = consensus(said.probabilities.unsqueeze(0), labels).double().numpy()
+    hidden = masked(client, secure, part, weight=1)
+    return client.release(MaskedScores(masked=hidden), masked=secured(None, len(secure.peers)))
 
 
 class AggEnhanceConfig(InteriorSettings, Scheduled, LoopConfig):

@@ -20,8 +20,9 @@ from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
 from fedsynth.methods.beside_made import receive_images, told
 from fedsynth.methods.client_gans import GanSettings, find_likeness
-from fedsynth.methods.loop import LoopConfig, Slots, checked_slots, recalibrated, start_model, train
+from fedsynth.methods.loop import LoopConfig, Slots, checked_slots, start_model, train
 from fedsynth.methods.made import KeptImages
+from fedsynth.methods.recalibration import recalibrated
 from fedsynth.methods.refining import server_sets
 from fedsynth.methods.slots import Setting
 
@@ -34,6 +35,7 @@ class ClusterConfig(GanSettings, LoopConfig):
     """Settings of the grouping; those of the shared loop hold within each group."""
 
     protects: ClassVar[bool] = False  # the generators that groups are found by are not
+    needs_single: ClassVar[str] = "its server finds groups by the generator of each client, and each group may be small"
 
     beside: Literal["nothing", "made"] = Field(
         "nothing", description="made: clients fill up scarce classes with images of their neighbours' GANs"
@@ -133,7 +135,7 @@ def next_model(
     model = slots.next_model(model, replies, memory, setting)
     net = start_model(fed.seed, cfg.model, fed.schema)
     if cfg.train.norm_buffers == "recalibrate" and buffer_entries(net):
-        model = model | recalibrated(fed, cfg, model, list(replies))
+        model = model | recalibrated(fed, cfg.model, model, list(replies))
     return model
 
 

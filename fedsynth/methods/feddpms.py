@@ -54,6 +54,7 @@ class FedVaeConfig(LoopConfig):
     """Settings of the auto-encoder."""
 
     protects: ClassVar[bool] = False  # trains in a task of its own
+    needs_single: ClassVar[str] = "it trains in a task of its own, outside of the shared loop, and sends models openly"
 
     latent: int | None = Field(None, ge=1, description="latent dimensions (32 for one channel, 128 for colour)")
     vae_weight: float = Field(0.05, ge=0, description="λ: weight of the auto-encoder's loss")

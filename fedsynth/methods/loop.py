@@ -13,10 +13,9 @@ from fedsynth.data.dataset import Schema
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, task
 from fedsynth.federation.personal import personal
-from fedsynth.learning.aggregators import only, pooled_statistics
+from fedsynth.learning.aggregators import only
 from fedsynth.learning.models import Classifier, ModelSpec, build_model, instantiate
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.learning.statistics import measure_batch_norm
 from fedsynth.learning.training import FitResult, Objective, fit
 from fedsynth.learning.weights import Weights, buffer_entries, norm_entries, weights_of
 from fedsynth.methods.protection import (
@@ -35,6 +34,9 @@ from fedsynth.methods.protection import (
     with_bare_noise,
     with_server_noise,
 )
+from fedsynth.methods.recalibration import recalibrated
+from fedsynth.methods.secure import SecureRound, SecureSettings, masked, secured
+from fedsynth.methods.secure_updates import check_secure, chosen_security, in_one_vector, securely_averaged
 from fedsynth.methods.settings import MethodConfig
 from fedsynth.methods.slots import (
     AfterAggregate,
@@ -82,6 +84,7 @@ class LoopConfig(MethodConfig):
     local_data: LocalDataSlot | None = Field(None, description="what clients train on, in place of the method's own")
 
     protects: ClassVar[bool] = True
+    needs_single: ClassVar[str] = ""
 
 
 class OwnSlots(TypedDict, total=False):
@@ -147,13 +150,14 @@ class Slots:
         replies: Mapping[str, Any],
         training: LocalTraining,
         index: int,
+        secure: SecureSettings | None = None,
     ) -> Weights:
         """The new model as the slot after the aggregate leaves it."""
         if not self.after.active(index):
             return dict(state.model)
         received = {c: {n: e for n, e in r.model.items() if n in state.model} for c, r in replies.items()}
         memory = state.memory.setdefault("after", {})
-        return self.after.tuned(Occasion(fed, cfg.model, state.model, received, training, index, memory))
+        return self.after.tuned(Occasion(fed, cfg.model, state.model, received, training, index, memory, secure))
 
 
 class Update(Reply):
@@ -164,13 +168,6 @@ class Update(Reply):
     loss: float = leaves("mean training loss")
     steps: int = leaves("number of optimiser steps")
     extra: dict[str, Any] = leaves("what the method's objective adds (control variates, a loss; see its page)")
-
-
-class Measured(Reply):
-    """Normalisation statistics of the received model on a client's data."""
-
-    buffers: Weights = leaves("BatchNorm statistics of the global model, measured on the client's data")
-    examples: int = leaves("number of training examples")
 
 
 @task
@@ -203,6 +200,23 @@ def train(
         client.state["trained"] = weights_of(net) | shared
     update = Update(model=shared, examples=examples, loss=result.loss, steps=result.steps, extra=extra)
     return client.release(update, **guarantees)
+
+
+class MaskedUpdate(Reply):
+    """What a client sends in place of an update where updates are summed securely."""
+
+    masked: Tensor = leaves("the change of the weights and the number of examples, masked: readable as a sum only")
+
+
+@task
+def train_masked(client: Client, secure: SecureRound, request: dict[str, Any]) -> MaskedUpdate:
+    """Train as `train` does on this request, and let the update out as a part of a sum only."""
+    update = train.run(client, request)
+    assert isinstance(update, Update)
+    weight = 1 if secure.equal else update.examples
+    hidden = masked(client, secure, in_one_vector(request["model"], update.model), weight)
+    guarantee = secured(client.guarantees.get("model"), len(secure.peers))
+    return client.release(MaskedUpdate(masked=hidden), masked=guarantee)  # in place of the update
 
 
 def train_protected(
@@ -256,16 +270,6 @@ def shared_entries(client: Client, net: nn.Module, keeps: Kept) -> Weights:
     return {name: entry for name, entry in weights.items() if name not in held}
 
 
-@task
-def measure(client: Client, model: Weights, spec: ModelSpec) -> Measured:
-    """Measure BatchNorm's statistics of the global model on the client's data."""
-    net = instantiate(spec, client.schema.shape, client.schema.classes, model).to(client.device)
-    x, y = client.data.train.tensors()
-    measure_batch_norm(net, x)
-    weights = weights_of(net)
-    return client.release(Measured(buffers={n: weights[n] for n in sorted(buffer_entries(net))}, examples=len(y)))
-
-
 def own_weights(client: Client, model: Weights, spec: ModelSpec) -> Weights:
     """The received weights with the entries that this client keeps to itself; at first, those everybody starts from."""
     return start_weights(client.seed, spec, client.schema) | model | client.state.get("kept", {})
@@ -307,6 +311,8 @@ def checked_slots(fed: Federation, cfg: LoopConfig, **own: Unpack[OwnSlots]) -> 
         check_protection(protection, cfg.train, slots.objective, slots.aggregator)
         check_data_and_tuning(protection, slots.local_data, slots.after)
         check_model(net)
+    if cfg.privacy.secure_aggregation:
+        check_secure(fed, cfg, slots.aggregator, slots.after)
     slots.after.check(net)
     slots.local_data.check(net)
     return slots
@@ -318,7 +324,7 @@ def federated_loop(fed: Federation, cfg: LoopConfig, keeps: Kept = "nothing", **
     `own` are the method's own slot values; those that the experiment sets take their place.
     """
     slots = checked_slots(fed, cfg, **own)
-    protection = chosen_protection(cfg)
+    protection, secure = chosen_protection(cfg), chosen_security(cfg)
     if keeps == "nothing" and cfg.train.norm_buffers == "local":
         keeps = "buffers"
     net = start_model(fed.seed, cfg.model, fed.schema)
@@ -335,26 +341,36 @@ def federated_loop(fed: Federation, cfg: LoopConfig, keeps: Kept = "nothing", **
     for index in fed.rounds("train", cfg.train.rounds, state):
         training = cfg.train.local(index)
         setting = Setting(trained - held, len(fed.clients), training.lr, training.momentum)
-        replies = fed.broadcast(
-            train,
-            to=fed.sample(cfg.train.fraction),
-            model={name: entry for name, entry in state.model.items() if name not in held},
-            spec=cfg.model,
-            training=training,
-            rule=slots.objective.as_dict(),
-            keeps=keeps,
-            sent=slots.aggregator.sent(state.memory, state.model, setting),
+        chosen = fed.sample(cfg.train.fraction)
+        request: dict[str, Any] = {
+            "model": {name: entry for name, entry in state.model.items() if name not in held},
+            "spec": cfg.model,
+            "training": training,
+            "rule": slots.objective.as_dict(),
+            "keeps": keeps,
+            "sent": slots.aggregator.sent(state.memory, state.model, setting),
             **({"protection": protection} if protection else {}),
             **slots.extras(fed, state.memory, index),
-        )
+        }
+        replies = updates(fed, chosen, request, slots, secure)
         if not replies:  # nobody could be reached: the model waits
             continue
         noisy = server_noise(fed, protection, setting, len(replies))
         state.model = slots.next_model(state.model, replies, state.memory, setting, noisy)
         if cfg.train.norm_buffers == "recalibrate" and buffer_entries(net) - held:
-            state.model = state.model | recalibrated(fed, cfg, state.model, list(replies))
-        state.model = slots.tuned(fed, cfg, state, replies, training, index)
+            state.model = state.model | recalibrated(fed, cfg.model, state.model, list(replies))
+        state.model = slots.tuned(fed, cfg, state, replies, training, index, secure)
     return state
+
+
+def updates(
+    fed: Federation, clients: list[str], request: dict[str, Any], slots: Slots, secure: SecureSettings | None
+) -> Mapping[str, Any]:
+    """What the clients send back; where it is summed securely, as if all of them had sent the mean."""
+    if secure is None:
+        return fed.broadcast(train, to=clients, **request)
+    mean, stayed = securely_averaged(fed, train_masked, clients, secure, request, slots.aggregator)
+    return dict.fromkeys(stayed, Update(model=mean, **CONSTANTS))
 
 
 def server_noise(
@@ -369,9 +385,3 @@ def server_noise(
 def loop_outcome(state: State) -> Outcome:
     """What a method of the shared loop ends with."""
     return Outcome(state.model, personal=state.personal, no_global=state.no_global)
-
-
-def recalibrated(fed: Federation, cfg: LoopConfig, model: Weights, clients: list[str]) -> Weights:
-    """BatchNorm's statistics of the new model over the data of the round's clients, from what each of them measured."""
-    replies = fed.broadcast(measure, to=clients, model=model, spec=cfg.model)
-    return pooled_statistics((reply.buffers, reply.examples) for reply in replies.values()) if replies else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from pydantic import Field
 
@@ -23,18 +23,20 @@ from fedsynth.methods.loop import (
     Slots,
     Update,
     checked_slots,
-    recalibrated,
     start_model,
     train,
     weights_of,
 )
 from fedsynth.methods.protection import chosen_protection
+from fedsynth.methods.recalibration import recalibrated
 from fedsynth.methods.slots import Setting
 from fedsynth.methods.training_order import OrderSettings
 
 
 class MediatedConfig(OrderSettings, LoopConfig):
     """Settings of training in groups."""
+
+    needs_single: ClassVar[str] = "models pass from client to client in it, each as it is"
 
     mediators: int = Field(2, ge=1, description="M_c: groups in which the model passes from client to client")
     mediator_epochs: int = Field(1, ge=1, description="E_m: how often it passes every client of a group in a round")
@@ -74,7 +76,7 @@ def mediated_loop(
         state.model = slots.next_model(state.model, updates, state.memory, setting)
         if cfg.train.norm_buffers == "recalibrate" and buffer_entries(net):
             visited = [client for client in fed.clients if any(client in bag.visited for bag in carried)]
-            state.model = state.model | recalibrated(fed, cfg, state.model, visited)
+            state.model = state.model | recalibrated(fed, cfg.model, state.model, visited)
         state.model = slots.tuned(fed, cfg, state, updates, training, index)
     return state
 

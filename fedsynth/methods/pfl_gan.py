@@ -43,6 +43,7 @@ class PflGanConfig(PublishedForm, GanSettings, MethodConfig):
     search: ClassVar[dict[str, tuple[float, float]]] = {"gan_lr": (5e-4, 5e-3)}
 
     published: ClassVar[dict[str, Any]] = {"threshold": "mean", "made_per_class": 1000, "made_per_step": 50}
+    needs_single: ClassVar[str] = "its server works with the generator of each client"
 
     protects: ClassVar[bool] = True  # what leaves: the generators
 

@@ -47,6 +47,7 @@ from fedsynth.privacy import (
 from fedsynth.privacy.config import NoiseAt
 from fedsynth.privacy.dpsgd import dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.mechanisms import add_gaussian, add_laplace, clip_weights
+from fedsynth.privacy.words import EVERY_UPDATE
 
 CALIBRATED = "calibrated noise"  # in the private state: the search takes seconds and is done once
 NOISE = "update noise"  # the purpose of the random numbers
@@ -269,7 +270,7 @@ def update_guarantee(protection: Protection) -> Guarantee:
         unit="client",
         adjacency="add or remove one",
         covered="what everybody but the server can learn",
-        not_covered="the server, which sees every clipped update; who takes part",
+        not_covered=f"the server, {EVERY_UPDATE}; who takes part",
     )
 
 

@@ -41,6 +41,7 @@ class RfaRfdConfig(TuningSettings, GanSettings, LoopConfig):
     """Settings of RFA-RFD."""
 
     protects: ClassVar[bool] = False  # the generators are not
+    needs_single: ClassVar[str] = "its server weighs each client by itself, and looks at its generator"
 
     search: ClassVar[dict[str, tuple[float, float]]] = {"kappa": (0.1, 4.0)}
 

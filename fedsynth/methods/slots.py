@@ -21,6 +21,7 @@ from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.server_optimizers import server_step
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective
 from fedsynth.learning.weights import Weights
+from fedsynth.methods.secure import SecureSettings
 
 
 class SlotValue(BaseModel):
@@ -248,6 +249,7 @@ class Occasion:
     training: LocalTraining
     index: int
     memory: dict[str, Any]
+    secure: SecureSettings | None = None  # where no single client may be seen
 
 
 class AfterAggregate(SlotValue, slot="after"):

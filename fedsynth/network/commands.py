@@ -64,13 +64,16 @@ def _site() -> None:
 def start(
     file: Annotated[Path, typer.Argument(help="The site's file, site.toml.")] = Path("site.toml"),
     superlink: Annotated[str | None, typer.Option(help="Another host:port than the file's.")] = None,
-    port: Annotated[int, typer.Option(help="A free port of this machine, for the node's own use.")] = 9094,
+    port: Annotated[
+        int | None, typer.Option(help="Port of this machine for the node's own use; any free one otherwise.")
+    ] = None,
 ) -> None:
     """Take part: run the site's Flower node and the process that holds its data, until they are stopped."""
+    from fedsynth.network.loopback import free_port
     from fedsynth.network.resident import start_site
     from fedsynth.network.site import read_site
 
-    start_site(read_site(file), superlink, port)
+    start_site(read_site(file), superlink, free_port() if port is None else port)
 
 
 @site.command()

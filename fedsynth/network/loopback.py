@@ -56,7 +56,7 @@ class Loopback:
 
     def start_site(self, site: str) -> None:
         """Start a site's node; the run waits for it."""
-        self._start(site, self.folder / "sites" / site, "--superlink", self.superlink, "--port", str(free_port()))
+        self._start(site, self.folder / "sites" / site, "--superlink", self.superlink)
 
     def script(self, name: str) -> str:
         """Run one of the server's scripts to its end; what it says."""

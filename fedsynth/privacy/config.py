@@ -43,6 +43,14 @@ class PrivacyConfig(BaseModel):
     target: float | None = Field(
         None, gt=0, description="ε over all rounds that the noise is calibrated to, in place of noise"
     )
+    secure_aggregation: bool = Field(
+        False,
+        description="the server learns the sum of a round's updates and no single one; needs fedsynth[flower], and a "
+        "method that wants only the mean",
+    )
+    secure_threshold: float = Field(
+        0.6, gt=0.5, le=1, description="share of a round's clients that must stay for their sum to be opened"
+    )
 
     @field_validator("clip", "noise")
     @classmethod
@@ -58,6 +66,8 @@ class PrivacyConfig(BaseModel):
             value = getattr(self, name)
             if self.updates == "none" and value != type(self).model_fields[name].default:
                 raise ValueError(f'{name} = {value} protects nothing alone; add updates = "dp_sgd" or "clipped"')
+        if not self.secure_aggregation and self.secure_threshold != type(self).model_fields["secure_threshold"].default:
+            raise ValueError("secure_threshold does nothing alone; add secure_aggregation = true")
         if self.noise_at == "server" and self.updates != "clipped":
             raise ValueError(f'noise_at = "server" belongs to updates = "clipped", not "{self.updates}"')
         for name in ("clip", "target"):

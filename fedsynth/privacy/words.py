@@ -7,6 +7,8 @@ from typing import Any
 
 from fedsynth.privacy.budget import say_epsilon
 
+EVERY_UPDATE = "which sees every clipped update"  # what a guarantee against all but the server leaves out
+MASKED = "secure aggregation"  # begins the mechanism of what the server sees as a sum alone
 SPELLED_OUT = 2  # protected releases with a sentence of their own
 Row = Mapping[str, Any]
 
@@ -18,16 +20,20 @@ def ledger_words(rows: Sequence[Row]) -> list[str]:
         return ["Nothing left the clients."]
     protected = [row for row in releases if row["epsilon"] is not None]
     bare = [row for row in releases if row["epsilon"] is None]
-    noisy = [row for row in bare if row["mechanism"] != "none"]
+    masked = [row for row in bare if row["mechanism"].startswith(MASKED)]
+    noisy = [row for row in bare if row["mechanism"] != "none" and row not in masked]
     method = [row for row in bare if row["mechanism"] == "none" and not row["evaluation"]]
     judging = [row for row in bare if row["mechanism"] == "none" and row["evaluation"]]
     words = list(_protected(protected, with_gaps=bool(bare)))
+    told = [row for row in masked if row["not_covered"]]  # keys and shares of keys tell nothing
+    if told:
+        words.append(f"Seen as a sum only: {_noisy(told)}.")
     if noisy:
         words.append(f"Noise without a proof: {_noisy(noisy)}.")
     if method:
         start = "Without a guarantee" if protected else "No differential privacy"
         words.append(f"{start}: {_named(method)} left the clients{' without a guarantee' if not protected else ''}.")
-    elif not protected and noisy:
+    elif not protected and (noisy or told):
         words.append("No differential privacy: nothing that left the clients has a guarantee.")
     if judging:
         words.append(f"Evaluation sent {_named(judging)}, without a guarantee.")
