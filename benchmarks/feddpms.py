@@ -69,6 +69,9 @@ PARTS = [
     Part("fashion-0.1", partial(setting, "fashion-mnist", 0.1, 6000, 20), ROWS),
     Part("fashion-0.5", partial(setting, "fashion-mnist", 0.5, 6000, 20), THREE),
     Part("cifar10-0.5", partial(setting, "cifar10", 0.5, 3000, 15), CIFAR),
+    Part(
+        "larger", partial(setting, "fashion-mnist", 0.1, 20000, 20), {k: THREE[k] for k in ("fedavg", "ours, ε = 8")}, 1
+    ),
     Part("full", partial(setting, "fashion-mnist", 0.5, None, 50), {k: THREE[k] for k in ("fedavg", "published")}, 1),
     *(
         Part(f"ablation {data}-{beta}", partial(setting, data, beta, limit, 15, 0.25), ABLATION | more, 1)
