@@ -169,7 +169,7 @@ def result_cell(row: dict[str, str], key: str) -> str:
 
 def study_table(wanted: str) -> str:
     """One part of a study's results: `FILE PART`."""
-    file, part = wanted.split()
+    file, part = wanted.split(" ", 1)
     with (DOCS / "results" / f"{file}.csv").open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["part"] == part]
 
