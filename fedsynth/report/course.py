@@ -182,6 +182,15 @@ def _who(clients: Sequence[str]) -> str:
     return shown if len(clients) <= 6 else f"{shown} … ({len(clients)} in all)"
 
 
+SHORT = {
+    "trained on synthetic, judged on real": "made → real",
+    "trained on as many real, judged on real": "real → real",
+    "trained on as many real, judged on synthetic": "real → made",
+    "recognised by the oracle": "oracle",
+}
+"""Names of measures, for the narrow columns of a phone."""
+
+
 def quality(run: RunRecord) -> list[Block]:
     """What `fedsynth quality` found out about the synthetic data."""
     if not run.quality:
@@ -191,13 +200,13 @@ def quality(run: RunRecord) -> list[Block]:
     per_class = run.quality["per_class"]
     names = class_names(run)
     cells = [
-        [name, *("–" if v is None else f"{100 * v:.1f} %" for v in column)]
+        [name, *("–" if v is None else f"{100 * v:.0f} %" for v in column)]
         for name, *column in zip(names, *per_class.values(), strict=True)
     ]
     return [
         Words([str(text) for text in run.quality["words"]]),
         Table("Quality of the synthetic images", ["measure", "value", "meaning"], rows, numbers=False),
-        Table("By class", ["class", *per_class], cells),
+        Table("By class (trained on → judged on)", ["class", *(SHORT.get(name, name) for name in per_class)], cells),
         *(_own_gan(names, **found) for found in run.quality.get("own_gans", [])),
     ]
 
