@@ -13,6 +13,7 @@ from fedsynth.config import load_experiment, make_experiment
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods
+from fedsynth.methods.loop import LoopConfig
 from fedsynth.privacy import PrivacyConfig
 
 RunMethod = Callable[..., Finished]
@@ -85,7 +86,11 @@ def test_points_come_from_what_was_sent(digits: FederatedData, run_method: RunMe
 
 
 GANDALF = ("gandalf", "private_fl_gan", "sda_fl", "feddpgan")
-LOOP = [m.name for m in all_methods() if m.config.protects and m.program.__module__.startswith("fedsynth.")]
+LOOP = [
+    m.name
+    for m in all_methods()
+    if m.config.protects and issubclass(m.config, LoopConfig) and m.program.__module__.startswith("fedsynth.")
+]
 
 
 @pytest.mark.parametrize("method", LOOP)
