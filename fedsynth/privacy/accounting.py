@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LARGEST_EXACT = 60.0  # beyond this ε a loss distribution takes many seconds and gigabytes
 SMALLEST_NOISE, LARGEST_NOISE = 0.05, 1e4
+SMALLEST_MU = 1e-9
 NOISE_TOLERANCE = 1e-5  # relative
 FINEST, COARSEST = 1e-4, 1e-3  # steps of a loss distribution
 
@@ -105,7 +106,8 @@ def _counted(events: Events) -> Counted:
             counts[event] += times
     mu = compose(sorted(mus))
     if mu > 0:
-        counts[GaussianEvent(mu=mu)] = 1
+        # Rounded up where there are others besides: the square of a smaller one overflows their accountants.
+        counts[GaussianEvent(mu=max(mu, SMALLEST_MU) if counts else mu)] = 1
     costly = [(e, n) for e, n in counts.items() if n > 0 and not (isinstance(e, PureEvent) and e.epsilon == 0)]
     return tuple(sorted(costly, key=lambda entry: repr(entry[0])))
 

@@ -95,6 +95,12 @@ def test_one_more_release_never_costs_less_and_bounds_hold(events, more):
     assert math.isfinite(after)
 
 
+@pytest.mark.parametrize("mu", [5e-324, 5.6e-155, 1e-12])
+def test_a_release_that_hardly_tells_anything_costs_hardly_anything(mu: float) -> None:
+    other = DiscreteGaussianEvent(sigma=1.0)
+    assert epsilon([other], DELTA) <= epsilon([other, GaussianEvent(mu=mu)], DELTA) < epsilon([other], DELTA) + 1e-3
+
+
 @pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-12])
 def test_a_tiny_sampling_rate_costs_next_to_nothing(rate):
     assert 0 <= epsilon([sampled(rate, 1.0, 1)], DELTA) < 1e-3
