@@ -102,7 +102,8 @@ def _sample_figure(run: RunRecord, name: str, round: int, stem: str) -> tuple[Fi
         run.problems.append(f"samples/{stem}.safetensors cannot be shown: {error}.")
         return None, 0
     empty = [classes[k] for k, count in enumerate(counts) if not count]
-    words = f"{sum(counts)} synthetic images of {len(classes) - len(empty)} classes, a row per class."
+    kinds = len(classes) - len(empty)
+    words = f"{sum(counts)} synthetic images of {kinds} class{'' if kinds == 1 else 'es'}, a row per class."
     words += f" None of: {', '.join(empty)}." if empty else ""
     text = base64.b64encode(png).decode()
     return Figure(title, svg.picture(title, words, text, size, classes), words), len(text)
