@@ -17,26 +17,26 @@ from harness import Part, Table, main
 LA: Table = {"objective": {"name": "logit_adjusted"}}
 POINTS: Table = {"after": "interior_points"}
 DYN: Table = {"objective": "dynamic", "aggregator": "feddyn"}
-TURNS: Table = {"name": "gandalf"}
-LESS: Table = {**TURNS, "gan": "vae"}
+GANDALF: Table = {"name": "gandalf"}
+WITH_VAE: Table = {**GANDALF, "gan": "vae"}
 
 SINGLE: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
     "feddyn": {"name": "feddyn"},
     "interior points": {"name": "agg_enhance"},
-    "GANDALF": TURNS,
-    "training in turn": {**TURNS, "synthetic": "none", "static": False},
+    "GANDALF": GANDALF,
+    "training in turn": {**GANDALF, "synthetic": "none", "static": False},
 }
 COMBINED: dict[str, Table] = {
     "FedDPMS + logit adjustment": {**OURS, **LA},
     "FedDPMS + interior points": {**OURS, **POINTS},
     "FedDPMS + logit adjustment + interior points": {**OURS, **LA, **POINTS},
     "FedDPMS + FedDyn": {**OURS, **DYN},
-    "GANDALF + interior points": {**TURNS, **POINTS},
-    "GANDALF + logit adjustment": {**TURNS, **LA},
-    "GANDALF, one group": {**TURNS, "mediators": 1},
-    "GANDALF with a VAE": LESS,
-    "GANDALF with a VAE, one group": {**LESS, "mediators": 1},
+    "GANDALF + interior points": {**GANDALF, **POINTS},
+    "GANDALF + logit adjustment": {**GANDALF, **LA},
+    "GANDALF, one group": {**GANDALF, "mediators": 1},
+    "GANDALF with a VAE": WITH_VAE,
+    "GANDALF with a VAE, one group": {**WITH_VAE, "mediators": 1},
 }
 """Without a word: our form with its default settings."""
 

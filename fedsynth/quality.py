@@ -28,7 +28,7 @@ from fedsynth.evaluation.quality import (
 )
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.training import Tally
-from fedsynth.runfolder import write_json
+from fedsynth.runfolder import check_same_split, write_json
 from fedsynth.runner import load_data
 from fedsynth.seeding import generator
 
@@ -46,12 +46,7 @@ def measure_quality(path: Path, images: Path | None = None) -> dict[str, Any]:
     """
     experiment = make_experiment(read_experiment(path / "config.json"))
     data = load_data(experiment)
-    try:
-        split = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["fingerprint"]["split"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f'The manifest of "{path}" cannot be read ({error}): the real data is not known.') from None
-    if split != data.split_fingerprint():
-        raise ConfigError(f'"{path}" ran on other data than its config gives now: the images cannot be judged.')
+    check_same_split(path, data.split_fingerprint())
     files = [images] if images else _last_shown(path)
     parts = [_read(file, data.schema.shape, data.schema.classes) for file in files]
     x, y = (torch.cat(values) for values in zip(*parts, strict=True))

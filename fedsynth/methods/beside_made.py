@@ -43,7 +43,7 @@ def receive_images(client: Client, images: Tensor, labels: Tensor, noise: bool =
     return client.release(Done())
 
 
-def told(fed: Federation, task: Any, orders: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def deliver(fed: Federation, task: Any, orders: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Send everybody what is theirs; those who do not answer are asked once more, then train alone."""
     replies = fed.scatter(task, orders) if orders else {}
     missed = {client: order for client, order in orders.items() if client not in replies}

@@ -213,14 +213,14 @@ def own_gans(fed: Federation, cfg: Any) -> dict[str, dict[str, Any]]:
     how = {"spec": cfg.gan_spec(), "training": cfg.gan_training(), "steps": cfg.gan_steps}
     if protection := chosen_protection(cfg):
         how["protection"] = protection
-    told = {name: value if isinstance(value, int) else value.model_dump(mode="json") for name, value in how.items()}
+    written = {name: value if isinstance(value, int) else value.model_dump(mode="json") for name, value in how.items()}
     if cfg.gans_from:
         run = Path(cfg.gans_from)
-        kept = fed.once(KEPT, lambda: {"how": told, "gans": earlier_gans(fed, run, told)})
+        kept = fed.once(KEPT, lambda: {"how": written, "gans": earlier_gans(fed, run, written)})
         fed.note(f'The clients\' GANs are those of "{run.name}": what left clients with them is in the ledger there.')
     else:
         gans = trained_gans(fed, cfg, how)
-        kept = fed.once(KEPT, lambda: {"how": told, "gans": gans})
+        kept = fed.once(KEPT, lambda: {"how": written, "gans": gans})
     return dict(kept["gans"])
 
 

@@ -18,7 +18,7 @@ from fedsynth.federation import Client, Done, Federation, Outcome, State, method
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
-from fedsynth.methods.beside_made import receive_images, told
+from fedsynth.methods.beside_made import deliver, receive_images
 from fedsynth.methods.client_gans import GanSettings, find_likeness
 from fedsynth.methods.loop import LoopConfig, Slots, checked_slots, start_model, train
 from fedsynth.methods.made import KeptImages
@@ -73,7 +73,7 @@ def cluster_fedavg(fed: Federation, cfg: ClusterConfig) -> Outcome:
         if made:
             sets = server_sets(likeness, likeness.sets, cfg.threshold)
             orders = {client: {**given, "lacking": True} for client, given in sets.items()}
-            fed.once("hand out sets", lambda: told(fed, receive_images, orders))
+            fed.once("hand out sets", lambda: deliver(fed, receive_images, orders))
     alone = [group[0] for group in groups.values() if len(group) == 1]
     if alone and len(fed.clients) > 1:
         fed.note(f"In a group of their own, and so trained alone: {', '.join(alone)}.")

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field, model_validator
 
 from fedsynth.federation import Federation, Outcome, State, method
-from fedsynth.methods.beside_made import receive_generator, receive_images, told, train_beside_made
+from fedsynth.methods.beside_made import deliver, receive_generator, receive_images, train_beside_made
 from fedsynth.methods.client_gans import GanSettings, Likeness, MadeSet, as_floats, find_likeness
 from fedsynth.methods.controls import draw_real_samples
 from fedsynth.methods.refining import group_sets, refined_gans, server_sets
@@ -109,7 +109,7 @@ def hand_out(fed: Federation, cfg: PflGanConfig, likeness: Likeness) -> None:
         fed.note(f"No neighbours, so trained alone: {', '.join(alone)}.")
     noise = {"noise": True} if cfg.synthetic == "noise" else {}
     if cfg.use == "direct" or cfg.synthetic == "real":
-        fed.once("hand out sets", lambda: told(fed, receive_images, {c: {**s, **noise} for c, s in given.items()}))
+        fed.once("hand out sets", lambda: deliver(fed, receive_images, {c: {**s, **noise} for c, s in given.items()}))
         return
     uses = {client: client for client in given}
     trained_on = given
@@ -119,7 +119,7 @@ def hand_out(fed: Federation, cfg: PflGanConfig, likeness: Likeness) -> None:
     refined = refined_gans(fed, cfg, trained_on)
     pools = {c: {"pool": len(given[c]["labels"])} if cfg.made == "once" else {} for c in uses}
     orders = {c: {**refined[of], "spec": cfg.gan_spec(), **pools[c], **noise} for c, of in uses.items()}
-    fed.once("hand out generators", lambda: told(fed, receive_generator, orders))
+    fed.once("hand out generators", lambda: deliver(fed, receive_generator, orders))
     show_refined(fed, cfg, likeness, {client: refined[of] for client, of in uses.items()})
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from federations import SMALL, Clients, Finished, farthest, same_bits, some_clients
 
+import fedsynth
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.engines.wire import WireEngine
 from fedsynth.federation import Federation, Policy, QuorumError
@@ -380,3 +381,14 @@ def test_scores_of_interior_points_are_seen_as_a_sum_only(run_method: RunMethod,
     assert "opinions" not in notes
     one = next(ask for ask in secure.asks if ask.task == "score_masked")
     assert all(set(reply) == {"masked"} for reply in one.replies.values())
+
+
+@pytest.mark.parametrize("updates", ["clipped", "dp_sgd"])
+def test_a_masked_update_is_charged_once(updates: str, tmp_path: Path) -> None:
+    privacy = {"updates": updates, "target": 4.0, "budget": 4.01, "secure_aggregation": True}
+    small = {"data": {"limit": 200}, "model": {"name": "mlp"}, "partition": {"num_clients": 3}}
+    train = {"rounds": 2, "local_epochs": 1}
+    done = fedsynth.run("fedavg", privacy=privacy, train=train, runs=str(tmp_path), engine={"workers": 1}, **small)
+    spent = {row["epsilon"] for row in done.summary["privacy"] if row["kind"] == "total"}
+    assert spent
+    assert all(3.5 < float(epsilon) <= 4.0 for epsilon in spent)
