@@ -43,7 +43,7 @@ UNPROTECTED = (
 class ZeroShotSettings(BaseModel):
     """How images are made."""
 
-    per_class: int = Field(10, ge=1, description="images of each class that one model makes")
+    per_class: int = Field(5, ge=1, description="images of each class that one model makes")
     amounts: Literal["balanced", "missing"] = Field(
         "balanced", description="balanced, as published; missing: more of the classes that are lacking"
     )

@@ -130,6 +130,37 @@ def test_the_statistics_term_by_hand():
     assert torch.allclose(made, x - 0.1 * y.grad, rtol=0, atol=1e-12)
 
 
+def test_the_statistics_term_of_several_layers_is_what_autograd_finds():
+    """The gradient is written out by hand; twenty steps in float64 through two layers must be autograd's."""
+    model, labels = network().double(), torch.arange(5).repeat(4)
+    how = Inversion(steps=20, lr=0.05, low=None, high=None, statistics=3.0)
+    made = invert(model, start(20).double(), labels, how)
+
+    terms: list[torch.Tensor] = []
+
+    def measure(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        variance, mean = torch.var_mean(inputs[0], [0, 2, 3], correction=0)
+        stored = (layer.running_var + layer.eps).sqrt()
+        terms.append((mean - layer.running_mean).square().sum())
+        terms.append(((variance + layer.eps).sqrt() - stored).square().sum())
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert len(layers) == 2
+    hooks = [layer.register_forward_pre_hook(measure) for layer in layers]
+    model.eval()
+    x = start(20).double().requires_grad_()
+    adam = torch.optim.Adam([x], lr=0.05)
+    for _ in range(20):
+        adam.zero_grad()
+        loss = F.cross_entropy(model(x), labels, reduction="sum") + 3.0 * torch.stack(terms).sum()
+        terms.clear()
+        loss.backward()
+        adam.step()
+    for hook in hooks:
+        hook.remove()
+    assert torch.allclose(made, x, rtol=0, atol=1e-9)
+
+
 def test_a_model_without_batch_norm_is_told_what_to_do():
     with pytest.raises(ConfigError, match='model.norm = "batch"'):
         invert(network("cnn"), start(5), torch.arange(5), Inversion(steps=1, statistics=1.0))
