@@ -37,8 +37,11 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+# The real network starts a score of processes and has the machine to itself; everything else runs side by side.
+NETWORK := tests/network/test_real_network.py
 unit: install
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest $(NETWORK)
+	$(BIN)/python -m pytest -n 2 --ignore $(NETWORK)
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow -rs tests/network
