@@ -30,7 +30,7 @@ ROWS: dict[str, Table] = {
 }
 """Rows with 2 classes per client. Images of the controls are replaced, so their GANs need no training. SDA-FL and
 FedDPGAN train at every client, ten times as much as GANDALF's two GANs, so theirs have a third of the steps."""
-FEW = ("SDA-FL", "FedDPGAN", "GANDALF, real samples", "GANDALF, averaged, not in turn", "data centre")
+FEW = ("Private FL-GAN", "SDA-FL", "FedDPGAN", "GANDALF, real samples", "GANDALF, averaged, not in turn", "data centre")
 MAIN = {name: ROWS[name] for name in ("fedavg", "static augmentation", "Astraea", "GANDALF", "data sharing")}
 
 
