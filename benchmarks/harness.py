@@ -106,7 +106,7 @@ def accuracies(curves: Sequence[list[Table]], window: int = 5) -> Table:
     tests = [[100 * line[part]["accuracy"] for line in curve] for curve in curves]
     last = [statistics.mean(values[-window:]) for values in tests]
     return {
-        **spread("last5", last),
+        **spread("late", last),
         **spread("final", [values[-1] for values in tests]),
         "seeds": " ".join(f"{value:.2f}" for value in last),
     }

@@ -167,29 +167,33 @@ def result_cell(row: dict[str, str], key: str) -> str:
     return f"{scale * float(row[key]):.{digits}f}{spread}{own}"
 
 
+STUDY = {"late": "mean of the last 5 rounds", "seeds": "each seed", "final": "last round"}
+
+
 def study_table(wanted: str) -> str:
-    """One part of a study's results: `FILE PART`."""
-    file, part = wanted.split(" ", 1)
+    """One part of a study's results: `FILE PART`, or `FILE PART | COLUMN = heading | …` for other columns."""
+    place, *chosen = (words.strip() for words in wanted.split("|"))
+    file, part = place.split(" ", 1)
+    columns = dict(tuple(words.split(" = ", 1)) for words in chosen) if chosen else STUDY
     with (DOCS / "results" / f"{file}.csv").open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["part"] == part]
-
-    def show(row: dict[str, str], key: str) -> str:
-        spread = f" ± {float(row[f'{key}_std']):.2f}" if row[f"{key}_std"] else ""
-        return f"{float(row[key]):.2f}{spread}"
-
     return table(
-        ["", "mean of the last 5 rounds", "each seed", "last round", "n"],
+        ["", *columns.values(), "n"],
         [
-            [
-                row["row"],
-                show(row, "last5"),
-                row["seeds"],
-                show(row, "final"),
-                row["n"] if row["n"] != "1" else "1, single run",
-            ]
+            [row["row"], *(study_cell(row, key) for key in columns), row["n"] if row["n"] != "1" else "1, single run"]
             for row in rows
         ],
     )
+
+
+def study_cell(row: dict[str, str], key: str) -> str:
+    """A number with its spread over the seeds, or a list of numbers as it is."""
+    if " " in row[key] or "." not in row[key]:
+        return row[key] or "–"
+    value = float(row[key])
+    digits = 1 if "variance" in key else 2
+    spread = f" ± {float(row[f'{key}_std']):.{digits}f}" if row.get(f"{key}_std") else ""
+    return f"{value:.{digits}f}{spread}"
 
 
 def plain_table(name: str) -> str:
