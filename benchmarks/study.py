@@ -105,7 +105,7 @@ def half_width(gains: list[float]) -> float | None:
 
 
 def write_tables(runs: Path | None) -> None:
-    """Tables of what is complete, the verdicts, and the pages that show them."""
+    """Tables of what is complete, the verdicts, the summary, and the pages that show them."""
     for name, script in STUDIES.items():
         if runs is not None and (runs / name).is_dir():
             command = [sys.executable, HERE / script, "--runs", runs / name, "--table", RESULTS / f"{name}.csv"]
@@ -115,6 +115,7 @@ def write_tables(runs: Path | None) -> None:
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
         writer.writerows(lines)
+    subprocess.run([sys.executable, HERE / "summary.py"], check=True)
     subprocess.run([sys.executable, HERE.parent / "docs" / "tables.py"], check=True)
 
 

@@ -22,7 +22,7 @@ from fedsynth.federation.host import TaskHost
 from fedsynth.federation.payload import PayloadError, decode, encode
 from fedsynth.federation.store import StateStore
 from fedsynth.network.follow import Lines
-from fedsynth.runfolder import RunFolder, package_version, write_json
+from fedsynth.runfolder import RunFolder, check_same_split, package_version, write_json
 from fedsynth.runner import RunResult, carry_out, check_setting
 
 PAUSE = 0.5  # seconds between two looks for sites that are not there yet
@@ -110,6 +110,8 @@ def gathered(engine: FlowerEngine, experiment: Experiment, path: Path, pause: fl
     if resumed:
         RunFolder(path).check_split(data.split_fingerprint())
     else:
+        for earlier in experiment.method_config().earlier_runs():
+            check_same_split(Path(earlier), data.split_fingerprint())
         write_json(manifest, data.manifest())
     return data, all(about["rehearsal"] for about in told.values())
 

@@ -150,3 +150,15 @@ def test_sites_with_other_classes_are_named(site_files: Files, tmp_path: Path) -
     )
     with pytest.raises(UserError, match='Site "2" has another classes'):
         over_a_grid(sections("fedavg", tmp_path, "run"), InProcessGrid(files), tmp_path)
+
+
+def test_gans_of_an_earlier_run_serve_where_the_sites_have_the_same_data(site_files: Files, tmp_path: Path) -> None:
+    files = site_files()
+    donor = over_a_grid(sections("pfl_gan", tmp_path, "donor"), InProcessGrid(files), tmp_path)
+    again = {"method": {**PFL_GAN, "name": "pfl_gan", "gans_from": str(donor.path)}}
+    experiment = sections("pfl_gan", tmp_path, "again")
+    taken = over_a_grid(experiment | again, InProcessGrid(files), tmp_path)
+    assert taken.summary["clients"] == donor.summary["clients"]
+    (files["0"].with_name("state") / "salt").unlink()  # as good as other data: its fingerprint changes
+    with pytest.raises(UserError, match="begun on other data"):
+        over_a_grid(experiment | again | {"name": "other"}, InProcessGrid(files), tmp_path)

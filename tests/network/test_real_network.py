@@ -146,6 +146,15 @@ def test_fedavg_and_feddpms_give_the_bits_of_one_machine(network: Network, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(LONG * 2)
+def test_updates_are_summed_securely(network: Network, tmp_path: Path) -> None:
+    train = {"rounds": 1, "local_epochs": 1}
+    sections: dict[str, Any] = {"train": train, "privacy": {"secure_aggregation": True}}
+    there = run_experiment(network.experiment("secure", **sections))
+    assert same(here(tmp_path, **sections), there)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(LONG * 3)
 def test_a_killed_server_program_is_resumed_with_the_same_bits(network: Network, tmp_path: Path) -> None:
     train = {"rounds": 3, "local_epochs": 1}
