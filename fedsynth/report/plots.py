@@ -39,7 +39,7 @@ def plot_split(path: Path, counts: np.ndarray, clients: list[str], schema: Schem
 
 def plot_timeline(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Who worked when on the simulated clock: a bar per request, light where it failed (rows of timeline.csv)."""
-    clients = list(dict.fromkeys(row["client"] for row in rows))
+    clients = sorted({row["client"] for row in rows}, key=lambda name: (len(name), name))
     place = {client: number for number, client in enumerate(clients)}
     figure = _figure(9, min(14, max(2.5, 1 + 0.22 * len(clients))))
     axes = figure.subplots()
@@ -54,7 +54,7 @@ def plot_timeline(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     if len(clients) <= 60:
         axes.set_yticks(range(len(clients)), clients, fontsize=7)
     axes.invert_yaxis()
-    axes.legend(fontsize=8, loc="upper right")
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     figure.savefig(path, dpi=110)
 
 
