@@ -19,12 +19,14 @@ POINTS: Table = {"after": "interior_points"}
 DYN: Table = {"objective": "dynamic", "aggregator": "feddyn"}
 GANDALF: Table = {"name": "gandalf"}
 WITH_VAE: Table = {**GANDALF, "gan": "vae"}
+EACH: Table = {"name": "sda_fl", "gan_steps": 400}
 
 SINGLE: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
     "feddyn": {"name": "feddyn"},
     "interior points": {"name": "agg_enhance"},
     "GANDALF": GANDALF,
+    "SDA-FL": EACH,
     "training in turn": {**GANDALF, "synthetic": "none", "static": False},
 }
 COMBINED: dict[str, Table] = {
@@ -35,6 +37,8 @@ COMBINED: dict[str, Table] = {
     "GANDALF + interior points": {**GANDALF, **POINTS},
     "GANDALF + logit adjustment": {**GANDALF, **LA},
     "GANDALF, one group": {**GANDALF, "mediators": 1},
+    "SDA-FL, one group": {**EACH, "mediators": 1},
+    "SDA-FL + interior points": {**EACH, **POINTS},
     "GANDALF with a VAE": WITH_VAE,
     "GANDALF with a VAE, one group": {**WITH_VAE, "mediators": 1},
 }
