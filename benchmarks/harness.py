@@ -125,10 +125,31 @@ def write_table(
                 seconds = statistics.mean(curve[-1]["seconds"] for curve in curves)
                 counted = {"seconds": seconds, "n": len(curves)}
                 lines.append({"part": part.name, "row": row, **measure(curves), **counted})
+    save(parts, lines, target)
+
+
+def save(parts: Sequence[Part], lines: Sequence[Table], target: Path) -> None:
+    """Write lines as CSV in the order of the plan.
+
+    What the file says of runs that are not in the folder any more stays, if it rests on more seeds.
+    """
+    best: dict[tuple[str, ...], Table] = {}
+    for line in [*lines, *(read_table(target) if target.is_file() else [])]:
+        key = (line["part"], line["row"], line.get("source", ""))
+        if key not in best or int(line["n"]) > int(best[key]["n"]):
+            best[key] = line
+    plan = [(part.name, row) for part in parts for row in part.rows]
+    kept = sorted((key for key in best if key[:2] in plan), key=lambda key: plan.index(key[:2]))
     with target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
+        writer = csv.DictWriter(file, list(best[kept[0]]))
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows(best[key] for key in kept)
+
+
+def read_table(path: Path) -> list[Table]:
+    """The lines of a table that an earlier call wrote."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def main(

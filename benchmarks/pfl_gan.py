@@ -1,7 +1,7 @@
 """The study of PFL-GAN and other personalised methods behind docs/results.md.
 
     FEDSYNTH_DATA=/path/to/data python benchmarks/pfl_gan.py --runs /tmp/pfl --jobs 2
-    python benchmarks/pfl_gan.py --runs /tmp/pfl --table docs/results/pfl_gan.csv
+    python benchmarks/pfl_gan.py --runs /tmp/pfl --table docs/results/pfl-gan.csv
 
 Killed and started again it goes on where it was. `--only TEXT` runs the rows whose names contain TEXT; with
 FEDSYNTH_TINY=1 in the environment every run is as small as can be, on the built-in digits, to see that all work.
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from harness import Part, Table, main, spread
+from harness import Part, Table, main, save, spread
 
 TINY = bool(os.environ.get("FEDSYNTH_TINY"))
 SMALL = {"gan_steps": 10, "made_per_class": 10, "encoder_steps": 10} if TINY else {}
@@ -157,10 +157,7 @@ def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
                         "n": len(values),
                     }
                 )
-    with target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
+    save(parts, lines, target)
 
 
 if __name__ == "__main__":
