@@ -29,7 +29,7 @@ def zda() -> Table:
 
 def agg() -> Table:
     """AggEnhance's setting."""
-    return agg_setting("fashion-mnist", 1.0, ROUNDS, 60000, 0.01)
+    return agg_setting("fashion-mnist", 1.0, ROUNDS, 60000)
 
 
 CONTESTANTS: dict[str, tuple[Callable[[], Table], Table]] = {

@@ -17,8 +17,8 @@ from harness import Part, Table, accuracies, main, spread
 from fedsynth.evaluation.convergence import first_crossing, mean_change, steady_crossing
 
 LATE = 10  # rounds over which accuracy and the fairness columns are averaged
-START = 41  # of Fed-ZDA's images: two thirds through, as late as the paper recommends
-TARGETS = (30, 40, 50, 60, 70)  # accuracy in % to which rounds are counted
+START = 46  # of Fed-ZDA's images: three quarters through; the paper recommends late starts
+TARGETS = (20, 25, 30, 35, 40, 50, 60, 70)  # accuracy in % to which rounds are counted
 
 ZDA: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
@@ -27,23 +27,27 @@ ZDA: dict[str, Table] = {
     "ZDAC": {"name": "fed_zdac", "start_round": START},
     "ZDAS": {"name": "fed_zdas", "start_round": START},
     "both": {"name": "fed_zda", "start_round": START},
-    "ZDAS, ten of a class": {"name": "fed_zdas", "start_round": START, "per_class": 10},
+    "ZDAC, statistics of all": {"name": "fed_zdac", "start_round": START, "keep_statistics": False},
+    "ZDAS, statistics of all": {"name": "fed_zdas", "start_round": START, "keep_statistics": False},
     "ZDAS, noise": {"name": "fed_zdas", "start_round": START, "images": "noise"},
     "ZDAC, noise": {"name": "fed_zdac", "start_round": START, "images": "noise"},
     "ZDAS, real": {"name": "fed_zdas", "start_round": START, "images": "real"},
     "logit adjustment": {"name": "logit_adjustment"},
 }
-FEW = ("ZDAS, ten of a class", "ZDAS, noise", "ZDAC, noise", "ZDAS, real", "logit adjustment", "fedavg, noise")
+FEW = (
+    *("ZDAC, statistics of all", "ZDAS, statistics of all", "ZDAS, noise", "ZDAC, noise", "ZDAS, real"),
+    *("logit adjustment", "fedavg, noise"),
+)
 """Rows with one seed."""
-ZDA_SHORT = {name: ZDA[name] for name in ("fedavg", "ZDAC", "ZDAS", "both")}
+ZDA_SHORT = {name: ZDA[name] for name in ("fedavg", "ZDAC", "ZDAS")}
 POINTS = {"after": "interior_points"}
 AGG: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
     "fedavg, enhanced": {"name": "fedavg", **POINTS},
     "fedavg, enhanced as published": {"name": "fedavg", "after": {"name": "interior_points", "form": "published"}},
     "fedavg, noise": {"name": "fedavg", "after": {"name": "interior_points", "points": "noise"}},
-    "fedprox": {"name": "fedprox"},
-    "fedprox, enhanced": {"name": "fedprox", **POINTS},
+    "fedprox": {"name": "fedprox", "mu": 0.1},
+    "fedprox, enhanced": {"name": "fedprox", "mu": 0.1, **POINTS},
     "trimmed mean": {"name": "trimmed_mean"},
     "trimmed mean, enhanced": {"name": "trimmed_mean", **POINTS},
 }
@@ -67,13 +71,16 @@ def zda_setting(data: str, split: str, rounds: int, limit: int) -> Table:
     }
 
 
-def agg_setting(data: str, gamma: float, rounds: int, limit: int, lr: float) -> Table:
-    """AggEnhance's: 100 clients of log-normal size with Dirichlet(γ · prior) classes."""
+def agg_setting(data: str, gamma: float, rounds: int, limit: int) -> Table:
+    """AggEnhance's: 100 clients of log-normal size with Dirichlet(γ · prior) classes.
+
+    All images are dealt out, which the paper's accuracies need: its formula alone would leave 30 to a client.
+    """
     return {
         "data": {"name": data, "limit": limit, "validation": 0.0, "test": 0.0},
-        "partition": {"name": "lognormal", "num_clients": 100, "gamma": gamma},
+        "partition": {"name": "lognormal", "num_clients": 100, "gamma": gamma, "use_all": True},
         "model": {"name": "agg_cnn"},
-        "train": {"rounds": rounds, "local_epochs": 10, "batch_size": 32, "lr": lr, "fraction": 0.1},
+        "train": {"rounds": rounds, "local_epochs": 10, "batch_size": 32, "lr": 0.01, "fraction": 0.1},
         "evaluation": {"test_curve": True},
     }
 
@@ -109,12 +116,17 @@ PARTS = [
     Part("fashion-multimodal", partial(zda_setting, "fashion-mnist", "multimodal", 60, 25000), ZDA, few=FEW),
     Part("fashion-unimodal", partial(zda_setting, "fashion-mnist", "unimodal", 60, 25000), ZDA_SHORT, seeds=1),
     Part("mnist-multimodal", partial(zda_setting, "mnist", "multimodal", 60, 25000), ZDA_SHORT, seeds=1),
-    Part("fashion-lognormal", partial(agg_setting, "fashion-mnist", 1.0, 40, 12000, 0.01), AGG, few=FEW),
-    Part("cifar10-lognormal", partial(agg_setting, "cifar10", 1.0, 40, 12000, 0.005), AGG, few=FEW),
+    Part(
+        "fashion-lognormal",
+        partial(agg_setting, "fashion-mnist", 1.0, 30, 8000),
+        AGG,
+        few=(*FEW, "fedavg, enhanced as published"),
+    ),
+    Part("cifar10-lognormal", partial(agg_setting, "cifar10", 1.0, 40, 8000), AGG, few=FEW),
     *(
         Part(
             f"fashion-lognormal-{gamma:g}",
-            partial(agg_setting, "fashion-mnist", gamma, 40, 12000, 0.01),
+            partial(agg_setting, "fashion-mnist", gamma, 30, 8000),
             AGG_SHORT,
             seeds=1,
         )

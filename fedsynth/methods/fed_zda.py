@@ -5,9 +5,12 @@ stored statistics (algorithm 1, eq. 3). Fed-ZDAC (algorithm 2): each client make
 model and trains on them and its own. Fed-ZDAS (algorithm 3): the server makes a balanced set from each received model
 and tunes the average on their union. Both at once, or in turns, is the paper's future work.
 
-Deviations: Adam on the images, which the paper does not name (with SGD hardly any image is recognised). The paper does
-not say how many images are made nor how long the server tunes: settings. The claimed (0, δ)-privacy does not hold; what
-holds is that images are post-processing of weights that were shared anyway.
+Deviations: Adam on the images, which the paper does not name (with SGD hardly any image is recognised). BatchNorm's
+stored statistics are kept free of made images (`keep_statistics`): a client measures them on its own examples after
+training, and the server's tuning leaves them alone. The paper does not say so; without it the images spoil the
+statistics of the average, at the clients more than they teach it. Nor does it say how many images are made or how long
+the server tunes: settings. The claimed (0, δ)-privacy does not hold; what holds is that images are post-processing of
+weights that were shared anyway.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from fedsynth.federation import Client, Federation, Outcome, method
 from fedsynth.learning.models import Classifier
+from fedsynth.learning.statistics import measure_batch_norm
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.controls import real_images, stand_ins
 from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
@@ -52,6 +56,9 @@ class ZeroShotSettings(BaseModel):
     statistics: float = Field(1.0, gt=0, description="weight of the BatchNorm statistics (eq. 3)")
     images: Literal["made", "noise", "real"] = Field(
         "made", description="controls: noise or real images with the same labels in their place"
+    )
+    keep_statistics: bool = Field(
+        True, description="BatchNorm's stored statistics are those of the clients' own examples, not of made images"
     )
 
     def how(self) -> Inversion:
@@ -89,14 +96,12 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
             made = invert(net, noise.to(client.device), labels.to(client.device), self.how()).to(x.device)
         return torch.cat([x, made]), torch.cat([y, labels])
 
-
-class ServerSettings(ZeroShotSettings, TuningSettings):
-    """How the server makes images and tunes on them."""
-
-    keep_statistics: bool = Field(False, description="BatchNorm's stored statistics stay those of the clients")
+    def settle(self, client: Client, net: Classifier) -> None:
+        if self.keep_statistics:
+            measure_batch_norm(net, client.data.train.tensors()[0])
 
 
-class ZeroShotTuning(ServerSettings, Scheduled, AfterAggregate, name="zero_shot"):
+class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, AfterAggregate, name="zero_shot"):
     """Fed-ZDAS: the average is tuned on images that were made from each received model."""
 
     unprotected: ClassVar[str] = UNPROTECTED
@@ -165,7 +170,7 @@ class ZdacConfig(ZeroShotSettings, Scheduled, LoopConfig):
     """Settings of Fed-ZDAC."""
 
 
-class ZdasConfig(ServerSettings, Scheduled, LoopConfig):
+class ZdasConfig(ZeroShotSettings, TuningSettings, Scheduled, LoopConfig):
     """Settings of Fed-ZDAS."""
 
     search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.05, 1.0)}

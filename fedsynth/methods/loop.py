@@ -191,6 +191,8 @@ def train(
     if protection is not None and protection.proves:
         return train_protected(visit, rule, x, model, keeps, protection)
     result, extra = fit_by_rule(visit, rule, x, y)
+    if data is not None:
+        LocalData.parse(data["rule"]).settle(client, net)
     shared, examples, guarantees = shared_entries(client, net, keeps), len(client.data.train), {}
     if protection is not None:
         trained = [name for name, _ in net.named_parameters() if name in shared]

@@ -124,6 +124,9 @@ class LocalData(SlotValue, slot="local_data"):
         """The examples of this round, from the client's own, the network it has received and what was sent along."""
         return x, y
 
+    def settle(self, client: Client, net: Classifier) -> None:
+        """Put right in the trained network what such examples have spoilt."""
+
 
 class OwnExamples(LocalData, name="own"):
     """The client's own examples, as they are."""

@@ -18,6 +18,7 @@ import fedsynth
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.learning.models import build_model
+from fedsynth.learning.statistics import measure_batch_norm
 from fedsynth.methods.controls import stand_ins
 from fedsynth.methods.fed_zda import ZeroShotData, spread
 from fedsynth.seeding import generator
@@ -117,6 +118,21 @@ def test_stored_statistics_can_stay_those_of_the_clients(digits: FederatedData, 
         assert stored
         assert all(torch.equal(before[name], after[name]) for name in stored)
         assert farthest(before, after) > 0
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_client_that_trained_on_made_images_sends_the_statistics_of_its_own(
+    own: bool, digits: FederatedData, run_method: RunMethod
+) -> None:
+    done = run_method("fed_zdac", digits, settings=QUICK | {"keep_statistics": own}, **TINY)
+    for client, reply in done.rounds()[0].replies.items():
+        net = build_model(TINY["model"], digits.schema.shape, digits.schema.classes, 0)
+        net.load_state_dict(reply["model"])
+        measure_batch_norm(net, digits.client(client).train.tensors()[0])
+        measured = net.state_dict()
+        stored = [name for name in reply["model"] if "running" in name]
+        assert stored
+        assert all(torch.equal(measured[name], reply["model"][name]) for name in stored) == own
 
 
 # -- how much of which class ----------------------------------------------------------------------------------------
