@@ -34,10 +34,7 @@ ZDA: dict[str, Table] = {
     "ZDAS, real": {"name": "fed_zdas", "start_round": START, "images": "real"},
     "logit adjustment": {"name": "logit_adjustment"},
 }
-FEW = (
-    *("ZDAC, statistics of all", "ZDAS, statistics of all", "ZDAS, noise", "ZDAC, noise", "ZDAS, real"),
-    *("logit adjustment", "fedavg, noise"),
-)
+FEW = ("ZDAC, statistics of all", "ZDAS, statistics of all", "ZDAC, noise", "ZDAS, real", "logit adjustment")
 """Rows with one seed."""
 ZDA_SHORT = {name: ZDA[name] for name in ("fedavg", "ZDAC", "ZDAS")}
 POINTS = {"after": "interior_points"}
