@@ -131,7 +131,8 @@ def write_table(
 def save(parts: Sequence[Part], lines: Sequence[Table], target: Path) -> None:
     """Write lines as CSV in the order of the plan.
 
-    What the file says of runs that are not in the folder any more stays, if it rests on more seeds.
+    What the file says of runs that are not in the folder any more stays, if it rests on more seeds. It does not know
+    with which settings they ran: take rows out of the file when their settings change.
     """
     best: dict[tuple[str, ...], Table] = {}
     for line in [*lines, *(read_table(target) if target.is_file() else [])]:

@@ -56,8 +56,8 @@ AGG_SHORT = {name: AGG[name] for name in ("fedavg", "fedavg, enhanced")}
 def zda_setting(data: str, split: str, rounds: int, limit: int) -> Table:
     """Fed-ZDA's: 100 clients, a tenth each round, E = 5, B = 10, SGD 0.02.
 
-    What a client holds out serves for the local columns, and for no choice. Every other round is judged: judging all
-    takes as long as training.
+    What a client holds out serves for the local columns; `keep_statistics` was chosen by it, on seed 0. Every other
+    round is judged: judging all takes as long as training.
     """
     return {
         "data": {"name": data, "limit": limit, "validation": 0.2, "test": 0.0},

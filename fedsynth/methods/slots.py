@@ -125,7 +125,7 @@ class LocalData(SlotValue, slot="local_data"):
         return x, y
 
     def settle(self, client: Client, net: Classifier) -> None:
-        """Put right in the trained network what such examples have spoilt."""
+        """Put right in the trained network what such examples have spoilt. Not called where updates are protected."""
 
 
 class OwnExamples(LocalData, name="own"):
