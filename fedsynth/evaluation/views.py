@@ -112,7 +112,11 @@ def final_evaluation(
         "views": {key: over_clients(by_client) for key, by_client in tallies.items()},
         "per_client": {
             key: {
-                client: {"accuracy": tally.accuracy, "examples": int(tally.total.sum())}
+                client: {
+                    "accuracy": tally.accuracy,
+                    "balanced_accuracy": tally.balanced_accuracy,
+                    "examples": int(tally.total.sum()),
+                }
                 for client, tally in by_client.items()
                 if tally.total.sum() > 0
             }

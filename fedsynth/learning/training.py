@@ -206,6 +206,11 @@ class Tally:
         """The share of right answers in each class; nan for a class without examples."""
         return np.divide(self.correct, self.total, out=np.full(len(self.total), np.nan), where=self.total > 0)
 
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean over the classes that there are, so that rare ones count as much; nan without examples."""
+        return float(np.nanmean(self.per_class())) if self.total.sum() else math.nan
+
     def __add__(self, other: Tally) -> Tally:
         return Tally(self.correct + other.correct, self.total + other.total, self.loss + other.loss)
 
