@@ -36,6 +36,7 @@ ROWS: dict[str, Table] = {
 THREE = {name: ROWS[name] for name in ("fedavg", "published", "ours, ε = 8")}
 ABLATION: dict[str, Table] = {
     "fedavg": ROWS["fedavg"],
+    "logit adjustment": ROWS["logit adjustment"],
     "ours": OURS,
     "recognised with 70 % or more": {**OURS, "filter": 0.7},
     "hard labels": {**OURS, "hardness": 1.0},
