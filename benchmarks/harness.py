@@ -23,7 +23,7 @@ class Part:
     """One setting in which some rows are compared. `tables` makes an experiment without its method.
 
     `sections` are other sections in which a row differs; `few` are rows with one seed alone; `first` are rows that
-    others build on, and so are complete before these begin.
+    others build on, and so are complete before these begin; `told` are rows that the run of another tells too.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Part:
     sections: dict[str, Table] = field(default_factory=dict)
     few: Collection[str] = ()
     first: Collection[str] = ()
+    told: Collection[str] = ()
 
     def seeds_of(self, row: str) -> range:
         """The seeds of a row."""
@@ -59,7 +60,8 @@ class Run:
 
 def planned(parts: Sequence[Part], only: str) -> list[Run]:
     """All runs whose names contain `only`; first seeds first, so that a half-finished study has whole rows."""
-    runs = [Run(part, row, seed) for part in parts for row in part.rows for seed in part.seeds_of(row)]
+    rows = [(part, row) for part in parts for row in part.rows if row not in part.told]
+    runs = [Run(part, row, seed) for part, row in rows for seed in part.seeds_of(row)]
     return [run for run in sorted(runs, key=lambda run: run.seed) if only in str(run)]
 
 

@@ -16,6 +16,7 @@ validation parts, by which rows are chosen: balanced over the classes, as the te
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import statistics
@@ -120,49 +121,63 @@ class Shared(Part):
 
 
 PARTS = [
-    Shared("label skew", partial(setting, ["mnist"], 20), ROWS, few=FEW, first=[DONOR]),
-    Shared("two data sets", partial(setting, ["mnist", "fashion-mnist"], 20), ROWS, few=FEW, first=[DONOR]),
+    Shared("label skew", partial(setting, ["mnist"], 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"]),
+    Shared(
+        "two data sets", partial(setting, ["mnist", "fashion-mnist"], 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"]
+    ),
     Shared("strangers", partial(setting, ["mnist", "fashion-mnist"], 10, [8, 2]), ROBUST, 1, first=[DONOR]),
     Shared("liars", partial(setting, ["mnist"], 10, liars=["0", "1"]), ROBUST, 1, first=[DONOR]),
 ]
 
 
-def by_client(path: Path, number: str = "test/accuracy") -> dict[str, float] | None:
-    """A number of every client in a run that is complete."""
+def by_client(path: Path, number: str = "test/accuracy", view: str = "") -> dict[str, float] | None:
+    """A number of every client that does not lie, in a run that is complete; by the view that it is judged by."""
     if not (path / "summary.json").is_file():
         return None
-    view = json.loads((path / "summary.json").read_text(encoding="utf-8"))["clients"]["view"]
+    view = view or read(path / "summary.json")["clients"]["view"]
+    liars = read(path / "config.json")["faults"]["liars"]
     with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
-        return {row["client"]: float(row[f"{view}/{number}"]) for row in csv.DictReader(file)}
+        rows = [row for row in csv.DictReader(file) if row["client"] not in liars]
+    return {row["client"]: float(row[f"{view}/{number}"]) for row in rows}
 
 
 def by_source(path: Path, accuracy: dict[str, float]) -> dict[str, float]:
     """The clients' mean accuracy in %, for each source; clients come in the order of the sources."""
-    sources = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["clients_per_source"]
-    values, means = list(accuracy.values()), {}
-    for name, number in sources.items():
-        means[name] = 100 * statistics.mean(values[:number])
-        values = values[number:]
+    manifest = read(path / "manifest.json")
+    clients, means = iter(manifest["counts"]["per_client"]), {}
+    for name, number in manifest["clients_per_source"].items():
+        of_source = [accuracy[client] for client in itertools.islice(clients, number) if client in accuracy]
+        means[name] = 100 * statistics.mean(of_source)
     return means
 
 
+def read(path: Path) -> Table:
+    """A JSON file."""
+    found: Table = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
-    """What is complete, as CSV: a line per part, row and source."""
+    """What is complete, as CSV: a line per part, row and source. Fine-tuning's runs judge FedAvg's model too."""
     lines = []
     for part in parts:
         for row in part.rows:
-            paths = [runs / str(part.experiment(row, seed, runs)["name"]) for seed in part.seeds_of(row)]
-            alone = [runs / str(part.experiment("local", seed, runs)["name"]) for seed in part.seeds_of(row)]
-            done = [(path, base, found) for path, base in zip(paths, alone, strict=True) if (found := by_client(path))]
-            worse = [
-                100 * statistics.mean(found[client] < value for client, value in base_found.items())
-                for _, base, found in done
-                if row != "local" and (base_found := by_client(base))
+            of, view = ("finetune", "global") if row in part.told else (row, "")
+            done = [
+                (seed, path, found)
+                for seed in part.seeds_of(row)
+                if (found := by_client(path := folder(part, of, seed, runs), view=view))
             ]
-            means = [by_source(path, found) for path, _, found in done]
-            chosen_by = [by_source(path, by_client(path, "validation/balanced_accuracy") or {}) for path, _, _ in done]
+            worse = [
+                100 * statistics.mean(found[client] < value for client, value in alone.items())
+                for seed, _, found in done
+                if row != "local" and (alone := by_client(folder(part, "local", seed, runs)))
+            ]
+            means = [by_source(path, found) for _, path, found in done]
+            balanced = "validation/balanced_accuracy"
+            chosen_by = [by_source(path, by_client(path, balanced, view) or {}) for _, path, _ in done]
             for source in means[0] if means else ():
-                values = [of[source] for of in means]
+                values = [mean[source] for mean in means]
                 lines.append(
                     {
                         "part": part.name,
@@ -170,13 +185,18 @@ def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
                         "source": source,
                         **spread("accuracy", values),
                         "seeds": " ".join(f"{value:.2f}" for value in values),
-                        "validation": statistics.mean(of[source] for of in chosen_by),
+                        "validation": statistics.mean(mean[source] for mean in chosen_by),
                         "worse": statistics.mean(worse) if worse else "",
                         "published": PUBLISHED.get(part.name, {}).get(source, {}).get(row, ""),
                         "n": len(values),
                     }
                 )
     save(parts, lines, target)
+
+
+def folder(part: Part, row: str, seed: int, runs: Path) -> Path:
+    """Where a run is."""
+    return runs / str(part.experiment(row, seed, runs)["name"])
 
 
 if __name__ == "__main__":
