@@ -55,6 +55,7 @@ def measure_quality(path: Path, images: Path | None = None) -> dict[str, Any]:
     found["images"] = ", ".join(map(str, files))
     if images is None:
         found["own_gans"] = [_beside_records(data, client, *made) for client, made in _own_gans(path, data)]
+        found["words"] += [_copying(own["client"], own["rows"]) for own in found["own_gans"] if own["rows"]]
     write_json(path / "quality.json", found)
     return found
 
@@ -123,6 +124,15 @@ def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> d
         if len(made) and size:
             rows.append([label, int(counts[label]), closer_to_training(made, seen[:size], unseen[:size])])
     return {"client": client, "rows": rows}
+
+
+def _copying(client: str, rows: list[list[Any]]) -> str:
+    (_, fewest, rare), (_, most, common) = rows[0], rows[-1]
+    return (
+        f"The GAN of client {client}: of the class with fewest records ({fewest}) {rare:.0%} of its images lie nearer "
+        f"to them than to as many held-out ones, of the class with most ({most}) {common:.0%}; about 50 % without "
+        "copying."
+    )
 
 
 def _words(labels: Tensor, classes: int) -> list[str]:

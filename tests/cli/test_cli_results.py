@@ -143,7 +143,10 @@ def test_a_gan_that_repeats_its_clients_records_is_seen(fedsynth, shown, tmp_pat
     save_file({"images": x, "labels": y}, copy / "samples" / "group-1-own-gan-round-0001.safetensors")
     groups = {"kind": "groups", "about": "", "groups": {"group 1": [client]}}
     (copy / "records.json").write_text(json.dumps({"groups of clients": groups}))
-    found = fedsynth("quality", copy, "--json", cwd=shown.parents[1]).json["own_gans"]
+    told = fedsynth("quality", copy, "--json", cwd=shown.parents[1]).json
+    fewest = min(int(count) for count in torch.bincount(y) if count)
+    assert f"the class with fewest records ({fewest})" in told["words"][-1]
+    found = told["own_gans"]
     assert [part["client"] for part in found] == [client]
     assert found[0]["rows"]
     assert all(share > 0.9 for _, _, share in found[0]["rows"])
