@@ -119,20 +119,21 @@ PANELS = [
     ),
     Panel(
         "PFL-GAN",
-        "MNIST, 20 clients with rare classes, own models",
+        "MNIST and Fashion-MNIST clients, 10 each: the latter",
         "pfl-gan",
-        "label skew",
+        "two data sets",
         {
             "fedavg": "FedAvg",
             "pfl_gan": "PFL-GAN",
             "cluster_fedavg": "FedAvg in its groups",
+            "cluster_fedavg, made images beside": "in its groups, made images",
             "local": "each alone",
             "local, balanced": "alone, classes balanced",
         },
         "pfl_gan",
         "local, balanced",
         ("local", "local, balanced"),
-        "mnist",
+        "fashion-mnist",
     ),
 ]
 
