@@ -83,7 +83,10 @@ class LogitAdjusted(CrossEntropy):
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of the adjusted scores, averaged over the batch."""
-        scores = model(x)
+        return self.of_scores(model(x), y)
+
+    def of_scores(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The same for scores that are there already."""
         return F.cross_entropy(scores + self.offset.to(scores.device, scores.dtype), y)
 
 
@@ -94,8 +97,13 @@ def class_log_prior(labels: Tensor | np.ndarray, classes: int, smoothing: float 
     """
     if smoothing <= 0:
         raise ValueError(f"smoothing = {smoothing} leaves absent classes without a finite logarithm; it must be > 0.")
-    counts = torch.bincount(torch.as_tensor(labels).long(), minlength=classes).double() + smoothing
-    return (counts / counts.sum()).log().float()
+    return log_shares(torch.bincount(torch.as_tensor(labels).long(), minlength=classes), smoothing)
+
+
+def log_shares(counts: Tensor, smoothing: float) -> Tensor:
+    """The logarithm of each count's share in all, once `smoothing` has been added to every one."""
+    smooth = counts.double() + smoothing
+    return (smooth / smooth.sum()).log().float()
 
 
 class Contrastive:

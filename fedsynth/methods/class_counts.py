@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsynth.federation import Client, Federation, Reply, leaves, task
-from fedsynth.privacy import DiscreteGaussianEvent, Guarantee
+from fedsynth.privacy import DiscreteGaussianEvent, Guarantee, PureEvent
 from fedsynth.privacy.discrete import discrete_gaussian_histogram, discrete_gaussian_variance
 
 LET_OUT = "class counts let out"  # in the private state
@@ -24,11 +24,14 @@ class ClassCounts(Reply):
 def count_classes(client: Client, epsilon: float | None = None, delta: float = 1e-5, keep: bool = False) -> ClassCounts:
     """Count the classes; with ε, noise is added to every count, which may leave it below 0.
 
-    `keep`: the client remembers what it has let out, for what must follow that and not its own counts.
+    `keep`: the client remembers what it has let out, for what must follow that and not its own counts; asked again, it
+    says the same again, which tells nothing new.
     """
     counts = client.data.train.counts(client.schema.classes).astype(np.int64)
     if epsilon is None:
         return client.release(ClassCounts(counts=counts))
+    if keep and LET_OUT in client.state:
+        return client.release(ClassCounts(counts=let_out_counts(client)), counts=SAID_AGAIN)
     noisy, event = discrete_gaussian_histogram(counts, epsilon, delta, client.noise_rng("class counts"))
     if keep:
         client.state[LET_OUT] = noisy
@@ -45,6 +48,15 @@ def counts_guarantee(event: DiscreteGaussianEvent) -> Guarantee:
         covered="the counts and all that is made of them",
         not_covered="who takes part",
     )
+
+
+SAID_AGAIN = Guarantee(
+    mechanism="the noisy counts that were let out before",
+    events=(PureEvent(epsilon=0),),
+    unit="record",
+    adjacency="add or remove one",
+    covered="all of it: nothing new is told",
+)
 
 
 def let_out_counts(client: Client) -> np.ndarray:

@@ -68,7 +68,7 @@ class GandalfConfig(PublishedForm, StaticSettings, MediatedConfig):
                 raise ValueError('privacy.updates = "dp_sgd" needs counts_epsilon: exact class counts are not private')
             if self.gan != "wgan_gp" or self.labeller != "conditional":
                 raise ValueError('privacy.updates = "dp_sgd" needs gan = "wgan_gp" and labeller = "conditional"')
-            if self.privacy.target is not None:
+            if self.privacy.target is not None and self.synthetic != "none":
                 raise ValueError("privacy.target calibrates to the rounds alone, not to the GANs; give noise instead")
         return self
 

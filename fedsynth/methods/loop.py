@@ -229,7 +229,8 @@ def train_protected(
     names = {name for name, p in net.named_parameters() if p.requires_grad} - kept_entries(net, keeps)
     with planned_effort(client, visit.training):
         if protection.updates == "dp_sgd":
-            guarantee = private_fit(client, net, x, visit.labels, visit.training, protection)
+            loss = LocalRule.parse(rule).record_loss(visit)
+            guarantee = private_fit(client, net, x, visit.labels, visit.training, protection, loss)
             shared = model | only(shared_entries(client, net, keeps), names)
         else:
             fit_by_rule(visit, rule, x, visit.labels)
@@ -334,6 +335,7 @@ def federated_loop(fed: Federation, cfg: LoopConfig, keeps: Kept = "nothing", **
     held = kept_entries(net, keeps)
     if held and not isinstance(slots.after, LeaveIt):
         raise ConfigError(f'after = "{slots.after.name}" needs whole models, but {NO_GLOBAL[keeps]}.')
+    prepare_objective(fed, slots, protection)
     state = State(
         model=weights_of(net),
         memory={},
@@ -363,6 +365,12 @@ def federated_loop(fed: Federation, cfg: LoopConfig, keeps: Kept = "nothing", **
             state.model = state.model | recalibrated(fed, cfg.model, state.model, list(replies))
         state.model = slots.tuned(fed, cfg, state, replies, training, index, secure)
     return state
+
+
+def prepare_objective(fed: Federation, slots: Slots, protection: Protection | None) -> None:
+    """Let the objective ask for what it needs, where the loss of every record is clipped by itself."""
+    if protection is not None and protection.updates == "dp_sgd":
+        slots.objective.prepare(fed, protection.delta)
 
 
 def updates(

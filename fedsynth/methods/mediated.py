@@ -23,6 +23,7 @@ from fedsynth.methods.loop import (
     Slots,
     Update,
     checked_slots,
+    prepare_objective,
     start_model,
     train,
     weights_of,
@@ -49,6 +50,7 @@ def mediated_loop(
     slots = grouped_slots(fed, cfg, **own)
     net = start_model(fed.seed, cfg.model, fed.schema)
     trained = {name for name, _ in net.named_parameters()}
+    prepare_objective(fed, slots, chosen_protection(cfg))
     state = State(model=weights_of(net), memory={}, completed={}, personal="", no_global="")
     groups = in_order(fed, groups)
     for index in fed.rounds(phase, cfg.train.rounds, state):

@@ -33,7 +33,6 @@ from fedsynth.methods.slots import (
     LocalRule,
     Mean,
     OwnExamples,
-    Plain,
 )
 from fedsynth.privacy import (
     Event,
@@ -45,7 +44,7 @@ from fedsynth.privacy import (
     sampled_gaussian_noise,
 )
 from fedsynth.privacy.config import NoiseAt
-from fedsynth.privacy.dpsgd import dp_fit, dp_rate, dp_steps
+from fedsynth.privacy.dpsgd import Loss, dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.mechanisms import add_gaussian, add_laplace, clip_weights
 from fedsynth.privacy.words import EVERY_UPDATE
 
@@ -117,10 +116,12 @@ def check_protection(protection: Protection, train: TrainConfig, objective: Loca
     for value in (objective, aggregator):
         if value.unprotected:
             raise ConfigError(f'{wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.')
-    if protection.updates == "dp_sgd" and not isinstance(objective, Plain):
+    if protection.updates == "dp_sgd" and not objective.by_record:
+        known = LocalRule.known.items()
+        possible = " or ".join(f'"{n}"' for n, rule in known if issubclass(rule, LocalRule) and rule.by_record)
         raise ConfigError(
             f'{wanted} cannot be used with objective "{objective.name}": the loss of every record must be clipped by '
-            f'itself, and that is done for the plain one only. Set method.objective = "plain", or updates = "clipped".'
+            f'itself, and this one is not made for that. Set method.objective = {possible}, or updates = "clipped".'
         )
     if protection.updates == "dp_sgd" and train.max_grad_norm is not None:
         raise ConfigError(
@@ -173,7 +174,7 @@ def planned_effort(client: Client, training: LocalTraining) -> Iterator[None]:
 
 
 def private_fit(
-    client: Client, net: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, protection: Protection
+    client: Client, net: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, protection: Protection, loss: Loss
 ) -> Guarantee:
     """Train by DP-SGD; what that proves about the weights. Made examples among (x, y) are treated like records."""
     noise = client_noise(client, len(x), training, protection)
@@ -187,6 +188,7 @@ def private_fit(
         noise=noise,
         rng=client.noise_rng("dp-sgd"),  # batches too: who is in them must stay as secret as the noise
         optimizer=make_optimizer(net.parameters(), training),
+        loss=loss,
     )
     assert done.event is not None
     return Guarantee(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import torch.nn.functional as F
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from fedsynth.learning.server_optimizers import server_step
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.secure import SecureSettings
+from fedsynth.privacy.dpsgd import Loss
 
 
 class SlotValue(BaseModel):
@@ -84,7 +86,20 @@ class Visit:
 
 
 class LocalRule(SlotValue, slot="objective"):
-    """What a client minimises, and what it reports beside its weights."""
+    """What a client minimises, and what it reports beside its weights.
+
+    `by_record`: the loss of a record depends on no other record, but for what was let out with noise, so that DP-SGD
+    can clip its gradient.
+    """
+
+    by_record: ClassVar[bool] = False
+
+    def prepare(self, fed: Federation, delta: float) -> None:
+        """Before the first round with DP-SGD: ask the clients for what `record_loss` needs, protected."""
+
+    def record_loss(self, visit: Visit) -> Loss:
+        """The loss of one record, by its scores and its label, where this is `by_record`."""
+        return F.cross_entropy
 
     def begin(self, visit: Visit) -> Objective:
         """The objective of this round."""
@@ -97,6 +112,8 @@ class LocalRule(SlotValue, slot="objective"):
 
 class Plain(LocalRule, name="plain"):
     """Cross-entropy."""
+
+    by_record: ClassVar[bool] = True
 
 
 class LocalData(SlotValue, slot="local_data"):

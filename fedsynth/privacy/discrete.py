@@ -38,7 +38,7 @@ def discrete_gaussian_delta(epsilon: float, sigma: float) -> float:
     y = np.arange(-reach, reach + 1, dtype=np.float64)
     log_weight = -(y**2) / (2 * sigma**2)
     losses = (1 - 2 * y) / (2 * sigma**2)  # log of P[noise = y] / P[noise = y − 1]
-    excess = np.where(losses > epsilon, np.exp(log_weight) * -np.expm1(epsilon - losses), 0.0)
+    excess = np.exp(log_weight) * -np.expm1(np.minimum(epsilon - losses, 0.0))
     return float(excess.sum() / np.exp(log_weight).sum())
 
 

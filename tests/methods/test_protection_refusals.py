@@ -25,7 +25,6 @@ OUTSIDE = [
 REASONS = {
     ("dp_sgd", "fedprox"): 'objective "proximal": the loss of every record must be clipped by itself',
     ("dp_sgd", "moon"): 'objective "contrastive": the loss of every record',
-    ("dp_sgd", "logit_adjustment"): 'objective "logit_adjusted": the loss of every record',
     ("dp_sgd", "fedmix"): 'objective "mean_mixup": the loss of every record',
     **{
         (updates, method): reason
