@@ -40,7 +40,8 @@ class LogitAdjustmentRule(LocalRule, name="logit_adjusted"):
     counts_epsilon: float = Field(1.0, gt=0, description=COUNTS)
 
     def prepare(self, fed: Federation, delta: float) -> None:
-        fed.once("class counts", lambda: class_counts(fed, self.counts_epsilon, delta, keep=True))
+        if self.tau:
+            fed.once("class counts", lambda: class_counts(fed, self.counts_epsilon, delta, keep=True))
 
     def record_loss(self, visit: Visit) -> Loss:
         """By the counts that the client has let out, and those of examples that were made for it."""

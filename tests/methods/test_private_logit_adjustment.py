@@ -99,6 +99,13 @@ def test_the_same_bits_on_the_wire(digits: FederatedData, run_method: RunMethod)
     assert here.fed.participation.as_dict()["ledger"] == wire.fed.participation.as_dict()["ledger"]
 
 
+def test_with_tau_0_it_is_fedavg_and_no_counts_leave(digits: FederatedData, run_method: RunMethod) -> None:
+    plain = run_method("fedavg", digits, model=SMALL["mlp"], settings=private())
+    off = run_method("logit_adjustment", digits, model=SMALL["mlp"], settings=private() | {"tau": 0.0})
+    assert same_bits(plain.model, off.model)
+    assert totals(plain) == totals(off)
+
+
 def test_training_in_turn_is_calibrated_to_a_target(run_method: RunMethod) -> None:
     settings = private(target=4.0) | {"synthetic": "none", "static": False, "counts_epsilon": 0.1}
     finished = run_method("gandalf", some_clients(30, 40), model=SMALL["mlp"], settings=settings, rounds=2)
