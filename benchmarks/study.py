@@ -31,6 +31,17 @@ STUDIES = {
 }
 
 
+COMBINATION = "GANDALF's images, fewer, FedAvg"
+"""The combination that was best on validation data (combining.py, `tried`)."""
+SINGLE = {
+    ("feddpms", "fashion-0.1"): (
+        *("fedavg", "fedprox", "moon", "fedmix", "fedvae", "logit adjustment", "published", "ours, ε = 8"),
+    ),
+    ("combinations", "judged"): ("feddyn", "interior points", "training in turn", "GANDALF"),
+}
+"""Every method by itself in the same setting: table, part and rows."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """A published headline effect (claims.csv): how much better one row is than another, and where ours stand.
@@ -59,42 +70,75 @@ def claims() -> list[Claim]:
         ]
 
 
-def values(claim: Claim, row: str) -> list[float | None]:
+def values(table: str, part: str, row: str, column: str = "seeds", source: str = "") -> list[float | None]:
     """The numbers of a row, one for each seed (None where it did not get there); nothing where it has not run."""
-    path = RESULTS / f"{claim.table}.csv"
+    path = RESULTS / f"{table}.csv"
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         found = [
             line
             for line in csv.DictReader(file)
-            if line["part"] == claim.part and line["row"] == row and line.get("source", "") == claim.source
+            if line["part"] == part and line["row"] == row and line.get("source", "") == source
         ]
-    told = [value for line in found for value in line[claim.column].split()]
-    return [None if value == "–" else float(value) for value in told]
+    numbers = [value for line in found for value in line[column].split()]
+    return [None if value == "–" else float(value) for value in numbers]
+
+
+def paired(ours: list[float | None], theirs: list[float | None]) -> list[float]:
+    """The differences, seed by seed, where both have a number."""
+    return [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+
+
+def told(gains: list[float]) -> str:
+    """The mean difference with half of its interval."""
+    half = half_width(gains)
+    return f"{statistics.mean(gains):+.2f}" + (f" ± {half:.2f}" if half is not None else "")
+
+
+def margins() -> list[dict[str, str]]:
+    """By how much the combination is better than every method by itself."""
+    ours, lines = values("combinations", "judged", COMBINATION), []
+    for (table, part), rows in SINGLE.items():
+        for row in rows:
+            theirs = values(table, part, row)
+            gains = paired(ours, theirs)
+            if gains:
+                half = half_width(gains)
+                surely = half is not None and abs(statistics.mean(gains)) > half
+                lines.append(
+                    {
+                        "method": row,
+                        "accuracy": f"{statistics.mean(value for value in theirs if value is not None):.2f}",
+                        "the combination is better by": told(gains),
+                        "each seed": " ".join(f"{gain:+.2f}" for gain in gains),
+                        "more than its interval": "yes" if surely else "no",
+                    }
+                )
+    return lines
 
 
 def verdict(claim: Claim) -> dict[str, str]:
     """Reproduced: at least half of what was printed, beyond doubt; absent: nothing, or the other way; else weaker."""
-    ours, theirs = values(claim, claim.row), values(claim, claim.against)
+    where = (claim.column, claim.source)
+    ours, theirs = (values(claim.table, claim.part, row, *where) for row in (claim.row, claim.against))
     line = {
         "paper": claim.paper,
         "effect": claim.what,
         "published": f"{claim.published:+g}" if claim.published else "–",
     }
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
-    if not pairs:
+    gains = paired(ours, theirs)
+    if not gains:
         return line | {"ours": "–", "n": "0", "verdict": "has not run"}
-    gains = [a - b for a, b in pairs]
     mean, half = statistics.mean(gains), half_width(gains)
-    told = line | {"ours": f"{mean:+.2f}" + (f" ± {half:.2f}" if half is not None else ""), "n": str(len(gains))}
+    line |= {"ours": told(gains), "n": str(len(gains))}
     sure = half is not None and abs(mean) > half
     if mean * claim.sign <= 0:
-        return told | {"verdict": "absent" + (", and the opposite holds" if sure else "")}
+        return line | {"verdict": "absent" + (", and the opposite holds" if sure else "")}
     if len(gains) == 1:
-        return told | {"verdict": "there, in a single run"}
+        return line | {"verdict": "there, in a single run"}
     strong = abs(mean) >= abs(claim.published) / 2
-    return told | {"verdict": "reproduced" if strong and sure else "weaker" if sure else "weaker: within its interval"}
+    return line | {"verdict": "reproduced" if strong and sure else "weaker" if sure else "weaker: within its interval"}
 
 
 def half_width(gains: list[float]) -> float | None:
@@ -110,11 +154,12 @@ def write_tables(runs: Path | None) -> None:
         if runs is not None and (runs / name).is_dir():
             command = [sys.executable, HERE / script, "--runs", runs / name, "--table", RESULTS / f"{name}.csv"]
             subprocess.run(command, check=True)
-    lines = [verdict(claim) for claim in claims()]
-    with (RESULTS / "verdicts.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
+    for name, lines in {"verdicts": [verdict(claim) for claim in claims()], "margins": margins()}.items():
+        if lines:
+            with (RESULTS / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, list(lines[0]))
+                writer.writeheader()
+                writer.writerows(lines)
     subprocess.run([sys.executable, HERE / "summary.py"], check=True)
     subprocess.run([sys.executable, HERE.parent / "docs" / "tables.py"], check=True)
 

@@ -29,3 +29,43 @@ def test_a_row_whose_runs_are_gone_stays_and_more_seeds_win(harness, tmp_path):
     harness.save(parts, [line("first", 4.0, 1)], target)
     found = [(of["row"], float(of["late"]), int(of["n"])) for of in harness.read_table(target)]
     assert found == [("first", 4.0, 1), ("second", 2.0, 3)]
+
+
+@pytest.fixture
+def study(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import study
+
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    yield study
+    sys.modules.pop("study")
+
+
+def test_margins_are_paired_by_seed_and_judged_by_their_interval(study, tmp_path):
+    (tmp_path / "combinations.csv").write_text(
+        f'part,row,seeds\njudged,"{study.COMBINATION}",80 82 84\njudged,GANDALF,79 81 83.1\njudged,feddyn,70 82 83\n'
+        "tried,interior points,1 1 1\n"
+    )
+    lines = {line["method"]: line for line in study.margins()}
+    assert set(lines) == {"GANDALF", "feddyn"}, "what has not run in this setting is left out"
+    assert lines["GANDALF"]["the combination is better by"] == "+0.97 ± 0.14"
+    assert lines["GANDALF"]["more than its interval"] == "yes"
+    assert lines["feddyn"]["each seed"] == "+10.00 +0.00 +1.00"
+    assert lines["feddyn"]["more than its interval"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "verdict"),
+    [
+        ("81 83 85", "reproduced"),
+        ("80.2 82.2 84.3", "weaker"),
+        ("89 81 84", "weaker: within its interval"),
+        ("81 – –", "there, in a single run"),
+        ("79 81 83", "absent, and the opposite holds"),
+        ("", "has not run"),
+    ],
+)
+def test_verdicts(study, tmp_path, seeds, verdict):
+    claim = study.Claim("paper", "effect", 2.0, "table", "part", "ours", "theirs", "seeds", "", 1)
+    (tmp_path / "table.csv").write_text(f"part,row,seeds\npart,ours,{seeds}\npart,theirs,80 82 84\n")
+    assert study.verdict(claim)["verdict"] == verdict
