@@ -40,6 +40,7 @@ ROWS: dict[str, Table] = {
     "fedprox": {"name": "fedprox", "mu": 0.01},
     "fedopt": {"name": "fedopt"},
     "fedbn": {"name": "fedbn"},
+    "fedavg, BatchNorm": {"name": "fedavg"},
     "finetune": {"name": "finetune"},
     "ditto": {"name": "ditto"},
     "fedrep": {"name": "fedrep"},
@@ -56,7 +57,8 @@ ROWS: dict[str, Table] = {
     "pfl_gan, noise": {**PFL, "refine": "group", "synthetic": "noise", "refined_steps": 0},
     "pfl_gan, real samples": {**PFL, "synthetic": "real"},
 }
-"""FedBN runs on the same network with BatchNorm layers, and says so in its row."""
+NORMALISED = ("fedbn", "fedavg, BatchNorm")
+"""Rows whose network has BatchNorm layers, which FedBN needs; FedAvg tells what the layers alone bring."""
 DONOR = "cluster_fedavg"
 MAIN = ("local", "local, balanced", "fedavg", "finetune", DONOR, "cluster_fedavg, made images beside", "pfl_gan")
 """Rows with three seeds; the others have one."""
@@ -107,12 +109,12 @@ def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = (), li
 
 
 class Shared(Part):
-    """A part whose rows share the clients' GANs, and whose FedBN row has a network with normalisation layers."""
+    """A part whose rows share the clients' GANs, and some of whose rows have a network with normalisation layers."""
 
     def experiment(self, row: str, seed: int, runs: Path) -> Table:
         """One run: a row with a seed."""
         table = super().experiment(row, seed, runs)
-        if row == "fedbn":
+        if row in NORMALISED:
             return table | {"model": MODEL | {"norm": "batch"}}
         if row != DONOR and table["method"]["name"] in ("pfl_gan", "cluster_fedavg", "rfa_rfd"):
             donor = runs / str(super().experiment(DONOR, seed, runs)["name"])
