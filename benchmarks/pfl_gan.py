@@ -50,6 +50,7 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg, 2-means": {**GROUPS, "threshold": "2-means"},
     "cluster_fedavg, logit adjustment": {**GROUPS, "objective": "logit_adjusted"},
     "cluster_fedavg, made images beside": {**GROUPS, "beside": "made"},
+    "cluster_fedavg, made images beside, BatchNorm": {**GROUPS, "beside": "made"},
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
@@ -57,7 +58,7 @@ ROWS: dict[str, Table] = {
     "pfl_gan, noise": {**PFL, "refine": "group", "synthetic": "noise", "refined_steps": 0},
     "pfl_gan, real samples": {**PFL, "synthetic": "real"},
 }
-NORMALISED = ("fedbn", "fedavg, BatchNorm")
+NORMALISED = ("fedbn", "fedavg, BatchNorm", "cluster_fedavg, made images beside, BatchNorm")
 """Rows whose network has BatchNorm layers, which FedBN needs; FedAvg tells what the layers alone bring."""
 DONOR = "cluster_fedavg"
 MAIN = ("local", "local, balanced", "fedavg", "finetune", DONOR, "cluster_fedavg, made images beside", "pfl_gan")
@@ -115,7 +116,7 @@ class Shared(Part):
         """One run: a row with a seed."""
         table = super().experiment(row, seed, runs)
         if row in NORMALISED:
-            return table | {"model": MODEL | {"norm": "batch"}}
+            table |= {"model": MODEL | {"norm": "batch"}}
         if row != DONOR and table["method"]["name"] in ("pfl_gan", "cluster_fedavg", "rfa_rfd"):
             donor = runs / str(super().experiment(DONOR, seed, runs)["name"])
             return table | {"method": {**table["method"], "gans_from": str(donor)}}
