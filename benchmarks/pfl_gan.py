@@ -36,6 +36,7 @@ MODEL = {"name": "pfl_cnn", "channels": [16, 32], "hidden": [64]}
 ROWS: dict[str, Table] = {
     "local": {"name": "local"},
     "local, balanced": {"name": "local", "resample": "balanced"},
+    "local, balanced, BatchNorm": {"name": "local", "resample": "balanced"},
     "fedavg": {"name": "fedavg"},
     "fedprox": {"name": "fedprox", "mu": 0.01},
     "fedopt": {"name": "fedopt"},
@@ -54,12 +55,12 @@ ROWS: dict[str, Table] = {
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
+    "pfl_gan, T_i directly, BatchNorm": {**PFL, "use": "direct"},
     "pfl_gan, untrained encoder": {**PFL, "use": "direct", "autoencoder": "untrained"},
     "pfl_gan, noise": {**PFL, "refine": "group", "synthetic": "noise", "refined_steps": 0},
     "pfl_gan, real samples": {**PFL, "synthetic": "real"},
 }
-NORMALISED = ("fedbn", "fedavg, BatchNorm", "cluster_fedavg, made images beside, BatchNorm")
-"""Rows whose network has BatchNorm layers, which FedBN needs; FedAvg tells what the layers alone bring."""
+"""With BatchNorm: the network has BatchNorm layers, which FedBN needs; the others tell what the layers alone bring."""
 DONOR = "cluster_fedavg"
 MAIN = ("local", "local, balanced", "fedavg", "finetune", DONOR, "cluster_fedavg, made images beside", "pfl_gan")
 """Rows with three seeds; the others have one."""
@@ -115,7 +116,7 @@ class Shared(Part):
     def experiment(self, row: str, seed: int, runs: Path) -> Table:
         """One run: a row with a seed."""
         table = super().experiment(row, seed, runs)
-        if row in NORMALISED:
+        if row == "fedbn" or row.endswith(", BatchNorm"):
             table |= {"model": MODEL | {"norm": "batch"}}
         if row != DONOR and table["method"]["name"] in ("pfl_gan", "cluster_fedavg", "rfa_rfd"):
             donor = runs / str(super().experiment(DONOR, seed, runs)["name"])
