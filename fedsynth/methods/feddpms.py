@@ -200,7 +200,8 @@ class FedVae:
         parts = {name: entry for name, entry in net.entries().items() if name not in model}
         if not self.vae.conditional:
             parts = without(parts, [DECODER])
-        self.trained = {name for name, _ in net.classifier.named_parameters()} | set(parts)
+        # The objective is the classifier's, so server rules that answer to it are too; the other parts are averaged.
+        self.trained = {name for name, _ in net.classifier.named_parameters()}
         return State(model=model, parts=parts, memory={}, shared={}, benefited=[], supplied=[], pictured=False)
 
     def preliminary(self, state: State, rounds: int) -> None:

@@ -67,6 +67,26 @@ def test_fedopt_server_on_fedavg_is_fedopt(digits: FederatedData, run_method: Ru
     assert same_bits(composed.model, run_method("fedopt", digits, settings=settings).model)
 
 
+SERVER_RULES: list[tuple[str, dict[str, Any]]] = [
+    ("feddyn", {"objective": "dynamic", "aggregator": "feddyn"}),
+    ("scaffold", {"objective": {"name": "control_variates", "option": "II"}, "aggregator": "scaffold"}),
+    ("fedopt", {"server": "fedopt"}),
+    ("trimmed_mean", {"aggregator": "trimmed_mean"}),
+]
+
+
+@pytest.mark.parametrize(("method", "slots"), SERVER_RULES, ids=[method for method, _ in SERVER_RULES])
+def test_feddpms_goes_with_every_server_rule(
+    method: str, slots: dict[str, Any], digits: FederatedData, run_method: RunMethod
+) -> None:
+    """Without synthesis it is that method, to the last bit: the auto-encoder stands beside the classifier."""
+    train = {"model": SMALL["cnn"], "rounds": 3}
+    off = run_method("feddpms", digits, settings={**slots, "synthetic": "none"}, **train)
+    assert same_bits(off.model, run_method(method, digits, **train).model)
+    made = run_method("feddpms", digits, settings=slots, **train)
+    assert farthest(made.model, off.model) > 1e-6
+
+
 ZERO_SHOT = {"steps": 2, "per_class": 1}
 
 
