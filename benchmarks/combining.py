@@ -57,6 +57,7 @@ COMBINED: dict[str, Table] = {
 PRIVATE: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
     "logit adjustment": {"name": "logit_adjustment"},
+    "logit adjustment, smoothed": {"name": "logit_adjustment", "smoothing": 10.0},
     "interior points": {"name": "agg_enhance"},
     "logit adjustment + interior points": {"name": "logit_adjustment", **POINTS},
     "training in turn": {**IN_TURN},
