@@ -60,7 +60,7 @@ PRIVATE: dict[str, Table] = {
     "logit adjustment, smoothed": {"name": "logit_adjustment", "smoothing": 10.0},
     "interior points": {"name": "agg_enhance"},
     "logit adjustment + interior points": {"name": "logit_adjustment", **POINTS},
-    "training in turn": {**IN_TURN},
+    "training in turn": IN_TURN,
     "training in turn + logit adjustment": {**IN_TURN, **LA},
 }
 """What can be had where everything that leaves a client is protected; class counts take a small part of ε."""
