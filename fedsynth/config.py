@@ -54,8 +54,12 @@ class EvaluationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     every: int = Field(1, ge=0, description="validate every so many rounds; 0: only at the end")
-    clients: int = Field(100, ge=1, description="clients that validate during training; a sample where there are more")
-    final_clients: int = Field(10_000, ge=1, description="clients judged at the end; a sample where there are more")
+    clients: int = Field(
+        100, ge=0, description="clients that validate during training; a sample where there are more; 0: none is asked"
+    )
+    final_clients: int = Field(
+        10_000, ge=0, description="clients judged at the end; a sample where there are more; 0: none is asked"
+    )
     test_curve: bool = Field(False, description="also judge the global test set while training, as papers print it")
 
 
@@ -78,6 +82,15 @@ class Experiment(BaseModel):
     faults: FaultConfig = Field(default_factory=FaultConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+
+    @model_validator(mode="after")
+    def _patience_is_told_of_progress(self) -> Experiment:
+        if self.train.patience is not None and not (self.evaluation.every and self.evaluation.clients):
+            raise ValueError(
+                "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
+                "= 0 turns off: remove one of the two"
+            )
+        return self
 
     @model_validator(mode="after")
     def _lies_can_be_told(self) -> Experiment:

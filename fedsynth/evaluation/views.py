@@ -57,7 +57,9 @@ def score(
 def client_tallies(
     fed: Federation, outcome: Outcome, spec: ModelSpec, parts: Sequence[Part], to: Sequence[str] | None = None
 ) -> dict[str, dict[str, Tally]]:
-    """For each view and part ("personal/test"), the tally of every client that answered."""
+    """For each view and part ("personal/test"), the tally of every client that answered; `to` may be nobody."""
+    if to is not None and not to:
+        return {}
     replies = fed.broadcast(
         score,
         to=to,
@@ -76,7 +78,7 @@ def client_tallies(
 
 
 def judges(fed: Federation, count: int) -> list[str]:
-    """The clients that judge a model: all, or the same sample of `count` whenever it is asked for."""
+    """The clients that judge a model: all, or the same sample of `count` (or none) whenever it is asked for."""
     if len(fed.clients) <= count:
         return list(fed.clients)
     rows = generator(fed.seed, "judges").choice(len(fed.clients), count, replace=False)

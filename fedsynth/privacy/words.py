@@ -9,6 +9,7 @@ from fedsynth.privacy.budget import say_epsilon
 
 EVERY_UPDATE = "which sees every clipped update"  # what a guarantee against all but the server leaves out
 MASKED = "secure aggregation"  # begins the mechanism of what the server sees as a sum alone
+ASK_NOBODY = "With evaluation.clients = 0 and evaluation.final_clients = 0 it asks no client and sends nothing."
 SPELLED_OUT = 2  # protected releases with a sentence of their own
 Row = Mapping[str, Any]
 
@@ -60,8 +61,9 @@ def _protected(rows: Sequence[Row], with_gaps: bool) -> Iterable[str]:
 def _together(rows: Sequence[Row], bare: Sequence[Row]) -> str:
     start = "All that left a client together:"
     if bare:
-        only = all(row["evaluation"] for row in bare)
-        return f"{start} no finite ε, because {'what evaluation sent' if only else 'some of it'} has no guarantee."
+        if all(row["evaluation"] for row in bare):
+            return f"{start} no finite ε, because what evaluation sent has no guarantee. {ASK_NOBODY}"
+        return f"{start} no finite ε, because some of it has no guarantee."
     worst: dict[tuple[str, str], Row] = {}
     for row in rows:
         key = (row["unit"], row["adjacency"])

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-import fedsynth.methods  # noqa: F401 - registers the methods
+import fedsynth
 from fedsynth.config import Experiment, make_experiment
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.local import LocalEngine
+from fedsynth.errors import ConfigError
 from fedsynth.evaluation.views import client_tallies, final_evaluation, judges
 from fedsynth.federation import Federation, Outcome
 from fedsynth.federation.host import TaskHost
@@ -235,6 +236,28 @@ def test_test_curves_are_drawn_only_when_asked_for(data: FederatedData, tmp_path
     assert all("test" in row for row in asked.recorder.rows)
     assert asked.recorder.rows[-1]["test"]["accuracy"] == asked.judge(data)["test"]["accuracy"]
     assert quiet.curve() == asked.curve()
+
+
+@pytest.mark.parametrize("off", ["every", "clients"])
+def test_patience_without_validation_is_refused(off: str) -> None:
+    with pytest.raises(ConfigError, match=f"train.patience stops by validation.*evaluation.{off} = 0"):
+        make_experiment({"train": {"patience": 2}, "evaluation": {off: 0}})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "finetune", "local"])
+def test_a_run_that_asks_no_client_for_scores_ends_with_a_report(method: str, tmp_path: Path) -> None:
+    result = fedsynth.run(
+        method,
+        data={"name": "digits", "limit": 200},
+        partition={"name": "iid", "num_clients": 2},
+        train={"rounds": 1},
+        engine={"workers": 1},
+        evaluation={"clients": 0, "final_clients": 0},
+        runs=str(tmp_path),
+    )
+    assert result.summary["bytes"]["evaluation"] == {"up": 0, "down": 0}
+    assert result.summary["clients"]["n"] == 0
+    assert (result.path / "report.html").is_file()
 
 
 def test_these_methods_exist() -> None:

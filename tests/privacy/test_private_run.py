@@ -58,7 +58,13 @@ def private(fed: Federation, cfg: PrivateConfig) -> Outcome:
 '''
 
 
-def run(folder: Path, privacy: dict[str, Any] | None = None, rounds: int = 3, **settings: Any) -> fedsynth.RunResult:
+def run(
+    folder: Path,
+    privacy: dict[str, Any] | None = None,
+    rounds: int = 3,
+    evaluation: dict[str, Any] | None = None,
+    **settings: Any,
+) -> fedsynth.RunResult:
     plugin = folder / "private_method.py"
     plugin.write_text(METHOD, encoding="utf-8")
     return fedsynth.run(
@@ -70,6 +76,7 @@ def run(folder: Path, privacy: dict[str, Any] | None = None, rounds: int = 3, **
         train={"rounds": rounds},
         engine={"workers": 1},
         privacy=privacy or {},
+        evaluation=evaluation or {},
     )
 
 
@@ -92,7 +99,20 @@ def test_a_private_run_says_what_it_proves(tmp_path: Path) -> None:
     words = [text for name, text in summary_lines(result.summary) if name == "privacy"]
     assert words == ledger_words(rows)
     assert words[0].startswith("Protected: weights after private training — ε = ")
-    assert words[-1] == ("All that left a client together: no finite ε, because what evaluation sent has no guarantee.")
+    assert words[-1] == (
+        "All that left a client together: no finite ε, because what evaluation sent has no guarantee. "
+        "With evaluation.clients = 0 and evaluation.final_clients = 0 it asks no client and sends nothing."
+    )
+
+
+def test_where_evaluation_asks_nobody_all_that_left_has_one_epsilon(tmp_path: Path) -> None:
+    result = run(tmp_path, evaluation={"clients": 0, "final_clients": 0})
+    assert {row["task"] for row in result.summary["privacy"] if row["kind"] == "release"} == {"learn_privately"}
+    assert "score" not in result.summary["bytes"]["by_task"]
+    words = ledger_words(result.summary["privacy"])
+    assert words[-1].startswith("All that left a client together: ε = ")
+    assert result.summary["clients"]["n"] == 0
+    assert result.summary["test"]["accuracy"] > 0  # the server judges by a set of its own
 
 
 def len_train(result: fedsynth.RunResult, client: str) -> int:
