@@ -38,6 +38,10 @@ class GanTrainer:
     ) -> None:
         self.fed, self.cfg, self.groups, self.counts = fed, cfg, groups, counts
         protection = chosen_protection(cfg)
+        if protection is not None and cfg.gan_epsilon is not None:
+            protection = protection.model_copy(update={"target": cfg.gan_epsilon, "noise": None})
+        self.visits = math.ceil(cfg.gan_steps / cfg.visit_steps)  # of one GAN
+        self.longest = 1 if cfg.averaged else max(map(len, groups))  # visits of a round
         self.request: dict[str, Any] = {
             "spec": cfg.gan_spec(),
             "training": cfg.gan_training(),
@@ -53,19 +57,29 @@ class GanTrainer:
         seeds = [derive(self.fed.seed, "gan", str(number)) for number in range(len(self.groups))]
         fresh = [build_gan(cfg.gan_spec(), schema.shape, schema.classes, seed) for seed in seeds]
         state = State(gans=[gan.weights() for gan in fresh], moments=[{} for _ in fresh], completed={}, losses=[])
-        visits = math.ceil(cfg.gan_steps / cfg.visit_steps)
-        longest = 1 if cfg.averaged else max(map(len, self.groups))
-        for index in self.fed.rounds("gans", math.ceil(visits / longest), state):
-            stops = min(longest, visits - (index - 1) * longest)
+        for index in self.fed.rounds("gans", math.ceil(self.visits / self.longest), state):
+            stops = self.stops(index)
             losses = self.average(state) if cfg.averaged else self.hand_on(state, stops)
             state.losses = [*state.losses, losses]
             state.finished = flat(state.losses, cfg.flat)
         return list(state.gans)
 
+    def stops(self, index: int) -> int:
+        """Visits of a GAN in a round."""
+        return min(self.longest, self.visits - (index - 1) * self.longest)
+
+    def planned(self, group: list[str]) -> dict[str, int]:
+        """How often a client of a group will be visited at most, where none fails: private noise answers to it."""
+        if self.cfg.gan_epsilon is None:
+            return {}
+        width = 1 if self.cfg.averaged else len(group)
+        rounds = range(1, math.ceil(self.visits / self.longest) + 1)
+        return {"visits": sum(math.ceil(self.stops(index) / width) for index in rounds)}
+
     def hand_on(self, state: State, stops: int) -> list[float]:
         """The GANs pass through so many clients of their groups, side by side; the losses of the last visits."""
-        travelling = zip(state.gans, state.moments, strict=True)
-        start = [{"gan": gan, "moments": moments, **self.request} for gan, moments in travelling]
+        travelling = zip(state.gans, state.moments, self.groups, strict=True)
+        start = [{"gan": g, "moments": m, **self.request, **self.planned(group)} for g, m, group in travelling]
         routes = [self.cfg.route(group, stops, state.completed) for group in self.groups]
         carried = self.fed.relay(train_gan_visit, start, routes)
         state.gans = [bag.fields["gan"] for bag in carried]
@@ -75,7 +89,8 @@ class GanTrainer:
 
     def average(self, state: State) -> list[float]:
         """All clients train the GAN by themselves, and it is averaged (FedDPGAN)."""
-        replies = self.fed.broadcast(train_gan_visit, to=self.groups[0], gan=state.gans[0], moments={}, **self.request)
+        request = {**self.request, **self.planned(self.groups[0])}
+        replies = self.fed.broadcast(train_gan_visit, to=self.groups[0], gan=state.gans[0], moments={}, **request)
         if not replies:
             return []
         sizes = {client: max(1.0, float(np.clip(self.counts[client], 0, None).sum())) for client in replies}

@@ -19,6 +19,7 @@ from fedsynth.methods.grouping import shares
 from fedsynth.methods.made import keep_made
 from fedsynth.methods.private_gan import private_gan_fit
 from fedsynth.methods.protection import NOISE, Protection, bare_noise_guarantee, with_bare_noise
+from fedsynth.privacy import Guarantee, PureEvent
 from fedsynth.synthesis.gan import (
     GanSpec,
     GanTraining,
@@ -30,6 +31,14 @@ from fedsynth.synthesis.gan import (
 from fedsynth.synthesis.static import Static, fill_classes
 
 SURE = 3.0  # standard deviations of the noise above which a noisy count says that a class is there
+
+NOTHING_LEARNT = Guarantee(
+    mechanism="no training: the noisy counts name no class that is surely there",
+    events=(PureEvent(epsilon=0),),
+    unit="record",
+    adjacency="add or remove one",
+    covered="all of it: it is handed on as it came",
+)
 
 
 class HandOff(Reply):
@@ -79,13 +88,16 @@ def train_gan_visit(
     keep_moments: bool,
     sigma: float,
     protection: Protection | None = None,
+    visits: int = 1,
 ) -> HandOff:
-    """One visit of algorithm 1 (lines 4 to 17): T_g generator steps on the client's data."""
+    """One visit of algorithm 1 (lines 4 to 17): T_g generator steps on the client's data; one of so many planned."""
     net = load_gan(spec, client.schema.shape, client.schema.classes, gan)
     x, y = client.data.train.tensors()
     if protection is not None and protection.updates == "dp_sgd":
         known = torch.from_numpy(surely_there(let_out_counts(client), sigma, 1))
-        guarantee = private_gan_fit(client, net, x, y, known, training, steps, protection)
+        guarantee = NOTHING_LEARNT
+        if known.any():
+            guarantee = private_gan_fit(client, net, x, y, known, training, steps, protection, visits)
         return client.release(HandOff(gan=net.weights(), moments={}, losses=[]), gan=guarantee)
     fit = train_gan(net, x, y, training, steps, client.rng("gan"), moments or None)
     weights, guarantees = net.weights(), {}

@@ -143,6 +143,8 @@ class Gandalf:
         sigma = noise_of_counts(cfg.counts_epsilon, cfg.privacy.delta)
         mixes = [np.sum([self.counts[client] for client in group], axis=0) for group in groups]
         known = [surely_there(mix, sigma, len(group)) for mix, group in zip(mixes, groups, strict=True)]
+        if cfg.private:  # a client learns the classes that its own counts are sure of, and no others
+            known = [np.any([surely_there(self.counts[c], sigma, 1) for c in group], axis=0) for group in groups]
         filling = Filling(
             tau=cfg.tau,
             static=vars(cfg.how()) if cfg.static and not cfg.private else None,

@@ -53,6 +53,9 @@ class GandalfConfig(PublishedForm, StaticSettings, MediatedConfig):
     counts_epsilon: float | None = Field(
         1.0, gt=0, description="ε of the noise on class counts, at privacy.delta; none: exact counts leave"
     )
+    gan_epsilon: float | None = Field(
+        None, gt=0, description="with dp_sgd: ε of a client's part in the GANs, in place of privacy.noise"
+    )
     synthetic: Literal["generated", "noise", "real", "none"] = Field(
         "generated", description="controls: noise or real images with the same labels, or nothing, in their place"
     )
@@ -63,13 +66,18 @@ class GandalfConfig(PublishedForm, StaticSettings, MediatedConfig):
     def _consistent(self) -> GandalfConfig:
         if isinstance(self.groups, int) and self.groups < 1:
             raise ValueError(f"groups = {self.groups} must be 1 or more")
+        if self.gan_epsilon is not None and self.privacy.updates != "dp_sgd":
+            raise ValueError('gan_epsilon protects nothing alone; add privacy.updates = "dp_sgd"')
         if self.privacy.updates == "dp_sgd":
             if self.counts_epsilon is None:
                 raise ValueError('privacy.updates = "dp_sgd" needs counts_epsilon: exact class counts are not private')
             if self.gan != "wgan_gp" or self.labeller != "conditional":
                 raise ValueError('privacy.updates = "dp_sgd" needs gan = "wgan_gp" and labeller = "conditional"')
-            if self.privacy.target is not None and self.synthetic != "none":
-                raise ValueError("privacy.target calibrates to the rounds alone, not to the GANs; give noise instead")
+            if self.privacy.target is not None and self.gan_epsilon is None and self.synthetic != "none":
+                raise ValueError(
+                    "privacy.target calibrates the noise of the rounds alone; give gan_epsilon for that of the GANs "
+                    "(or privacy.noise for both)"
+                )
         return self
 
     @property

@@ -5,10 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedsynth.federation import Client
-from fedsynth.methods.protection import SAFE, Protection
-from fedsynth.privacy import Guarantee, sampled_gaussian_noise
+from fedsynth.methods.protection import Protection, calibrated_noise
+from fedsynth.privacy import Guarantee
+from fedsynth.privacy.dpsgd import dp_rate
 from fedsynth.privacy.guarantee import SampledGaussianEvent
 from fedsynth.synthesis.gan import Gan, GanTraining, train_gan_private
+
+CALIBRATED = "calibrated noise of a GAN"  # in the private state
 
 
 def private_gan_fit(
@@ -20,18 +23,17 @@ def private_gan_fit(
     training: GanTraining,
     steps: int,
     protection: Protection,
+    visits: int = 1,
 ) -> Guarantee:
     """Train in place: the critic sees clipped gradients and noise, the generator sees the critic alone.
 
-    With `protection.target` the noise is what keeps this one training within it. `known` must not come from the
+    With `protection.target` the noise is what keeps so many such visits within it. `known` must not come from the
     client's records unless a guarantee of its own covers it.
     """
     noise = protection.noise
     if noise is None:
-        assert protection.target is not None
-        rate = min(1.0, training.batch_size / max(1, len(x)))
-        critic_steps = max(1, steps * training.critic_steps)
-        noise = sampled_gaussian_noise(protection.target, protection.delta, rate, critic_steps) * SAFE
+        critic_steps = max(1, visits * steps * training.critic_steps)
+        noise = calibrated_noise(client, CALIBRATED, protection, dp_rate(len(x), training.batch_size), critic_steps)
     fit = train_gan_private(
         net, x, y, training, steps, protection.clip, noise, client.rng("gan"), client.noise_rng("gan noise"), known
     )

@@ -205,13 +205,18 @@ def client_noise(client: Client, examples: int, training: LocalTraining, protect
     """The noise multiplier: the given one, or the smallest that keeps all rounds of this client within the target."""
     if protection.target is None:
         return protection.multiplier
-    rate = dp_rate(examples, training.batch_size)
     steps = protection.rounds * dp_steps(examples, training.batch_size, training.epochs)
+    return calibrated_noise(client, CALIBRATED, protection, dp_rate(examples, training.batch_size), steps)
+
+
+def calibrated_noise(client: Client, place: str, protection: Protection, rate: float, steps: int) -> float:
+    """The smallest noise multiplier that keeps so many steps within the target; kept in this place of the state."""
+    assert protection.target is not None
     wanted = [protection.target, protection.delta, rate, steps]
-    kept = client.state.get(CALIBRATED)
+    kept = client.state.get(place)
     if kept is None or kept["for"] != wanted:
         noise = sampled_gaussian_noise(protection.target, protection.delta, rate, steps) * SAFE
-        client.state[CALIBRATED] = kept = {"for": wanted, "noise": noise}
+        client.state[place] = kept = {"for": wanted, "noise": noise}
     return float(kept["noise"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -301,11 +301,41 @@ def test_with_dp_sgd_every_hand_off_is_accounted_and_nothing_exact_is_used(run_m
 
 
 @pytest.mark.parametrize(
+    ("name", "order"), [("gandalf", "least_completed"), ("gandalf", "fixed"), ("feddpgan", "fixed")]
+)
+def test_the_gans_are_calibrated_to_an_epsilon_of_their_own(run_method, name, order):
+    """Two clients share a GAN for five visits, the third has one to itself: nobody spends more than was asked for."""
+    privacy = PrivacyConfig(updates="dp_sgd", target=4.0, clip=1.0)
+    settings = QUICK | {"counts_epsilon": 1.0, "gan_epsilon": 2.0, "gan_steps": 10, "order": order, "privacy": privacy}
+    data = pictures({0: 60, 1: 50}, {0: 55, 1: 65}, {2: 60, 3: 70})
+    done = run_method(name, data, model=SMALL["mlp"], settings=settings, rounds=1)
+    spent = defaultdict(list)
+    for row in done.fed.participation.ledger.rows(privacy.delta):
+        spent[row["release"]].append(row["epsilon"])
+    assert 1.5 < max(spent["train_gan_visit.gan"]) <= 2.0
+    assert max(spent["train.model"]) <= 4.0
+    assert max(spent["all"]) < 6.0, "less than the sum: releases are composed"
+
+
+def test_where_no_class_is_surely_there_a_private_gan_is_handed_on_as_it_came(run_method):
+    privacy = PrivacyConfig(updates="dp_sgd", noise=1.0)
+    settings = QUICK | {"groups": 1, "counts_epsilon": 1.0, "privacy": privacy}
+    data = pictures({0: 60, 1: 50}, {0: 1, 1: 1, 2: 1, 3: 1})
+    done = run_method("gandalf", data, model=SMALL["mlp"], settings=settings, rounds=1)
+    visits = [(c, r, ask.replies[c]) for ask in asked(done, "train_gan_visit") for c, r in ask.requests.items()]
+    unchanged = {c: same_bits(request["fields"]["gan"], reply["gan"]) for c, request, reply in visits}
+    assert unchanged == {"a": False, "b": True}
+    [order] = {str(order["generators"]["known"]) for order in orders(done).values()}
+    assert order == "[[True, True, False, False]]"
+
+
+@pytest.mark.parametrize(
     ("settings", "privacy", "sentence"),
     [
         ({"counts_epsilon": None}, {"updates": "dp_sgd"}, "needs counts_epsilon"),
         ({"gan": "r1"}, {"updates": "dp_sgd"}, 'needs gan = "wgan_gp"'),
-        ({}, {"updates": "dp_sgd", "target": 3.0}, "give noise instead"),
+        ({}, {"updates": "dp_sgd", "target": 3.0}, "give gan_epsilon"),
+        ({"gan_epsilon": 2.0}, {}, "gan_epsilon protects nothing alone"),
         ({"groups": 0}, {}, "must be 1 or more"),
     ],
 )
