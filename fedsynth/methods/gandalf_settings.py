@@ -30,7 +30,9 @@ class GandalfConfig(PublishedForm, StaticSettings, MediatedConfig):
 
     groups: int | Literal["all"] = Field(2, description="M_g: groups that train a GAN each; all: every client its own")
     generators: int | None = Field(None, ge=1, description="J: generators that a client gets; none given: all")
-    gan: Literal["wgan_gp", "r1", "vae"] = Field("wgan_gp", description="kind of the GANs (see docs/synthesis.md)")
+    gan: Literal["wgan_gp", "r1", "vae"] = Field(
+        "wgan_gp", description="kind of the GANs: Wasserstein with a gradient penalty, R1, or an auto-encoder"
+    )
     gan_channels: int = Field(16, ge=1, description="channels of their finest layer")
     gan_latent: int = Field(64, ge=1, description="length of the random vector an image is made from")
     gan_steps: int = Field(1200, ge=0, description="generator steps of each GAN, at most")
