@@ -71,7 +71,7 @@ def _together(rows: Sequence[Row], bare: Sequence[Row]) -> str:
             worst[key] = row
     said = [f"{_said(row)}, worst client {row['clients'][0]}" for row in worst.values()]
     if len(said) == 1:
-        left_out = "; ".join(dict.fromkeys(row["not_covered"] for row in rows if row["not_covered"]))
+        left_out = "; ".join(dict.fromkeys(gap for row in rows for gap in row["not_covered"].split("; ") if gap))
         return f"{start} {said[0]}{f'; not covered: {left_out}' if left_out else ''}."
     return f"{start} no single ε, because its parts are protected for different units or neighbours: {'; '.join(said)}."
 

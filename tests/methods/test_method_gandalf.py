@@ -21,7 +21,7 @@ from fedsynth.methods.gan_handoff import flat
 from fedsynth.methods.gandalf_settings import GandalfConfig
 from fedsynth.methods.mediated import MediatedConfig, mediated_loop
 from fedsynth.methods.settings import TrainConfig
-from fedsynth.privacy import PrivacyConfig
+from fedsynth.privacy import PrivacyConfig, ledger_words
 
 QUICK: dict[str, Any] = {"gan_steps": 4, "visit_steps": 2, "gan_channels": 2, "gan_latent": 4, "gan_batch_size": 8}
 EXACT = QUICK | {"counts_epsilon": None}
@@ -315,6 +315,8 @@ def test_the_gans_are_calibrated_to_an_epsilon_of_their_own(run_method, name, or
     assert 1.5 < max(spent["train_gan_visit.gan"]) <= 2.0
     assert max(spent["train.model"]) <= 4.0
     assert max(spent["all"]) < 6.0, "less than the sum: releases are composed"
+    last = ledger_words(done.fed.participation.ledger.rows(privacy.delta))[-1]
+    assert last.count("who takes part") == 1, "what several releases leave out is said once"
 
 
 def test_where_no_class_is_surely_there_a_private_gan_is_handed_on_as_it_came(run_method):
