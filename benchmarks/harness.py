@@ -22,8 +22,8 @@ Table = dict[str, Any]
 class Part:
     """One setting in which some rows are compared. `tables` makes an experiment without its method.
 
-    `sections` are other sections in which a row differs; `few` are rows with one seed alone; `first` are rows that
-    others build on, and so are complete before these begin; `told` are rows that the run of another tells too.
+    `sections` are other sections in which a row differs; `few` are rows with one seed alone, `many` rows with five;
+    `first` are rows that others build on, and so complete before these; `told` are rows that another's run tells too.
     """
 
     name: str
@@ -32,12 +32,13 @@ class Part:
     seeds: int = 3
     sections: dict[str, Table] = field(default_factory=dict)
     few: Collection[str] = ()
+    many: Collection[str] = ()
     first: Collection[str] = ()
     told: Collection[str] = ()
 
     def seeds_of(self, row: str) -> range:
         """The seeds of a row."""
-        return range(1 if row in self.few else self.seeds)
+        return range(1 if row in self.few else 5 if row in self.many else self.seeds)
 
     def experiment(self, row: str, seed: int, runs: Path) -> Table:
         """One run: a row with a seed."""
