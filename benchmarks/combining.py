@@ -54,6 +54,7 @@ COMBINED: dict[str, Table] = {
 }
 """Without a word: our form with its default settings. Smoothed: ten examples are added to every class's count."""
 
+FILLED: Table = {**FEWER, **AVERAGED, "counts_epsilon": 0.5}
 PRIVATE: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
     "logit adjustment": {"name": "logit_adjustment"},
@@ -63,19 +64,21 @@ PRIVATE: dict[str, Table] = {
     "interior points, slower tuning": {"name": "agg_enhance", "tune_rate": 0.001},
     "training in turn": IN_TURN,
     "training in turn + logit adjustment": {**IN_TURN, **LA},
-    "GANDALF's images, fewer, FedAvg": {
-        **FEWER,
-        **AVERAGED,
-        **{"counts_epsilon": 0.5, "gan_epsilon": 3.0, "gan_steps": 600, "gan_batch_size": 64},
-    },
+    "GANDALF's images, fewer, FedAvg": {**FILLED, "gan_epsilon": 3.0, "gan_steps": 600, "gan_batch_size": 64},
+    "noise in place of the images": {**FILLED, "synthetic": "noise", "gan_epsilon": 3.0, "gan_steps": 0},
 }
 """What can be had where everything that leaves a client is protected; class counts take a small part of ε.
 
 Slower tuning: a rate of 0.002, as where clients have the rate that the method is made for.
 """
 MANY = ("feddyn", "GANDALF's images, fewer, FedAvg")
+FEW = tuple(row for row in PRIVATE if row not in ("fedavg", "GANDALF's images, fewer, FedAvg"))
 LIMIT: Table = {"updates": "dp_sgd", "budget": 8.0}
-COMBINATION = "GANDALF's images, fewer, FedAvg"  # with ε = 3 for the GANs, 7 are left for the rounds
+SHARED: dict[str, Table] = {
+    row: {"privacy": LIMIT | {"target": 7.0}}
+    for row in ("GANDALF's images, fewer, FedAvg", "noise in place of the images")
+}
+"""With ε = 3 for the GANs and 0.5 for the counts, 7 are left for the rounds."""
 
 
 def protected() -> Table:
@@ -95,7 +98,7 @@ def protected() -> Table:
 PARTS = [
     Part("tried", partial(setting, "fashion-mnist", 0.1, 8000, 15, 0.25), SINGLE | COMBINED, 1),
     Part("judged", partial(setting, "fashion-mnist", 0.1, 6000, 20), SINGLE | COMBINED, many=MANY),
-    Part("private", protected, PRIVATE, sections={COMBINATION: {"privacy": LIMIT | {"target": 7.0}}}),
+    Part("private", protected, PRIVATE, sections=SHARED, few=FEW),
 ]
 
 if __name__ == "__main__":
