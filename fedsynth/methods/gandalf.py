@@ -140,11 +140,8 @@ class Gandalf:
     def fill_up(self, groups: list[list[str]], gans: list[Weights], labeller: Weights) -> dict[str, Any]:
         """Send every client its generators; those who do not answer are asked again."""
         cfg, fed = self.cfg, self.fed
-        sigma = noise_of_counts(cfg.counts_epsilon, cfg.privacy.delta)
         mixes = [np.sum([self.counts[client] for client in group], axis=0) for group in groups]
-        known = [surely_there(mix, sigma, len(group)) for mix, group in zip(mixes, groups, strict=True)]
-        if cfg.private:  # a client learns the classes that its own counts are sure of, and no others
-            known = [np.any([surely_there(self.counts[c], sigma, 1) for c in group], axis=0) for group in groups]
+        known = [self.learnt(group) for group in groups]
         filling = Filling(
             tau=cfg.tau,
             static=vars(cfg.how()) if cfg.static and not cfg.private else None,
@@ -167,6 +164,14 @@ class Gandalf:
             fed.note(f"Could not be reached to make images: {', '.join(left)}.")
         self.show(groups, gans, known)
         return {"missed": left}
+
+    def learnt(self, group: list[str]) -> np.ndarray:
+        """The classes that a group's GAN has learnt, by the counts that its clients have told."""
+        sigma = noise_of_counts(self.cfg.counts_epsilon, self.cfg.privacy.delta)
+        counts = [self.counts[client] for client in group]
+        if self.cfg.private:  # each learns the classes that its own counts are sure of, and no others
+            return np.asarray(np.any([surely_there(own, sigma, 1) for own in counts], axis=0))
+        return surely_there(np.sum(counts, axis=0), sigma, len(group))
 
     def order(self, client: str, gans: list[Weights], mixes: list[np.ndarray], known: list[np.ndarray]) -> Generators:
         """The generators whose groups differ most from the client (all, where it has told nothing)."""
