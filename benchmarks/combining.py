@@ -26,7 +26,9 @@ IN_TURN: Table = {**GANDALF, "synthetic": "none", "static": False}
 
 SINGLE: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
+    "fedprox": {"name": "fedprox"},
     "feddyn": {"name": "feddyn"},
+    "logit adjustment": {"name": "logit_adjustment"},
     "logit adjustment, smoothed": {"name": "logit_adjustment", "smoothing": 10.0},
     "interior points": {"name": "agg_enhance"},
     "GANDALF": GANDALF,
@@ -71,7 +73,7 @@ PRIVATE: dict[str, Table] = {
 
 Slower tuning: a rate of 0.002, as where clients have the rate that the method is made for.
 """
-MANY = ("feddyn", "GANDALF's images, fewer, FedAvg")
+MANY = ("fedavg", "fedprox", "feddyn", "logit adjustment", "GANDALF's images, fewer, FedAvg")
 FEW = tuple(row for row in PRIVATE if row not in ("fedavg", "GANDALF's images, fewer, FedAvg"))
 LIMIT: Table = {"updates": "dp_sgd", "budget": 8.0}
 SHARED: dict[str, Table] = {
