@@ -62,7 +62,10 @@ ROWS: dict[str, Table] = {
 }
 """With BatchNorm: the network has BatchNorm layers, which FedBN needs; the others tell what the layers alone bring."""
 DONOR = "cluster_fedavg"
-MAIN = ("local", "local, balanced", "fedavg", "finetune", DONOR, "cluster_fedavg, made images beside", "pfl_gan")
+MAIN = (
+    *("local", "local, balanced", "fedavg", "fedprox", "fedopt", "fedbn", "finetune"),
+    *(DONOR, "cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, as published"),
+)
 """Rows with three seeds; the others have one."""
 FEW = tuple(row for row in ROWS if row not in MAIN)
 ROBUST = {

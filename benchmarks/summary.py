@@ -135,6 +135,21 @@ PANELS = [
         ("local", "local, balanced"),
         "fashion-mnist",
     ),
+    Panel(
+        "GANDALF's images, private",
+        "Fashion-MNIST, 10 clients, Dirichlet 0.1",
+        "combinations",
+        "private",
+        {
+            "fedavg": "FedAvg, private",
+            "GANDALF's images, fewer, FedAvg": "with GANDALF's images",
+            "logit adjustment, smoothed": "logit adjustment",
+            "noise in place of the images": "noise in place of images",
+        },
+        "GANDALF's images, fewer, FedAvg",
+        "noise in place of the images",
+        ("noise in place of the images",),
+    ),
 ]
 
 
