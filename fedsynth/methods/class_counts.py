@@ -50,13 +50,18 @@ def counts_guarantee(event: DiscreteGaussianEvent) -> Guarantee:
     )
 
 
-SAID_AGAIN = Guarantee(
-    mechanism="the noisy counts that were let out before",
-    events=(PureEvent(epsilon=0),),
-    unit="record",
-    adjacency="add or remove one",
-    covered="all of it: nothing new is told",
-)
+def tells_nothing_new(mechanism: str, why: str) -> Guarantee:
+    """The guarantee of what follows from noisy counts that were let out before, and from nothing else."""
+    return Guarantee(
+        mechanism=mechanism,
+        events=(PureEvent(epsilon=0),),
+        unit="record",
+        adjacency="add or remove one",
+        covered=f"all of it: {why}",
+    )
+
+
+SAID_AGAIN = tells_nothing_new("the noisy counts that were let out before", "nothing new is told")
 
 
 def let_out_counts(client: Client) -> np.ndarray:

@@ -42,6 +42,7 @@ class GanTrainer:
             protection = protection.model_copy(update={"target": cfg.gan_epsilon, "noise": None})
         self.visits = math.ceil(cfg.gan_steps / cfg.visit_steps)  # of one GAN
         self.longest = 1 if cfg.averaged else max(map(len, groups))  # visits of a round
+        self.rounds = math.ceil(self.visits / self.longest)
         self.request: dict[str, Any] = {
             "spec": cfg.gan_spec(),
             "training": cfg.gan_training(),
@@ -57,9 +58,8 @@ class GanTrainer:
         seeds = [derive(self.fed.seed, "gan", str(number)) for number in range(len(self.groups))]
         fresh = [build_gan(cfg.gan_spec(), schema.shape, schema.classes, seed) for seed in seeds]
         state = State(gans=[gan.weights() for gan in fresh], moments=[{} for _ in fresh], completed={}, losses=[])
-        for index in self.fed.rounds("gans", math.ceil(self.visits / self.longest), state):
-            stops = self.stops(index)
-            losses = self.average(state) if cfg.averaged else self.hand_on(state, stops)
+        for index in self.fed.rounds("gans", self.rounds, state):
+            losses = self.average(state) if cfg.averaged else self.hand_on(state, self.stops(index))
             state.losses = [*state.losses, losses]
             state.finished = flat(state.losses, cfg.flat)
         return list(state.gans)
@@ -73,8 +73,7 @@ class GanTrainer:
         if self.cfg.gan_epsilon is None:
             return {}
         width = 1 if self.cfg.averaged else len(group)
-        rounds = range(1, math.ceil(self.visits / self.longest) + 1)
-        return {"visits": sum(math.ceil(self.stops(index) / width) for index in rounds)}
+        return {"visits": sum(math.ceil(self.stops(index) / width) for index in range(1, self.rounds + 1))}
 
     def hand_on(self, state: State, stops: int) -> list[float]:
         """The GANs pass through so many clients of their groups, side by side; the losses of the last visits."""

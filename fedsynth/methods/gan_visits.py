@@ -12,14 +12,13 @@ from torch import Tensor
 from fedsynth.federation import Client, Done, Reply, leaves, task
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.class_counts import let_out_counts
+from fedsynth.methods.class_counts import let_out_counts, tells_nothing_new
 from fedsynth.methods.controls import stand_ins
 from fedsynth.methods.filling import amounts, drop_surplus, share_out, shortage
 from fedsynth.methods.grouping import shares
 from fedsynth.methods.made import keep_made
 from fedsynth.methods.private_gan import private_gan_fit
 from fedsynth.methods.protection import NOISE, Protection, bare_noise_guarantee, with_bare_noise
-from fedsynth.privacy import Guarantee, PureEvent
 from fedsynth.synthesis.gan import (
     GanSpec,
     GanTraining,
@@ -32,12 +31,8 @@ from fedsynth.synthesis.static import Static, fill_classes
 
 SURE = 3.0  # standard deviations of the noise above which a noisy count says that a class is there
 
-NOTHING_LEARNT = Guarantee(
-    mechanism="no training: the noisy counts name no class that is surely there",
-    events=(PureEvent(epsilon=0),),
-    unit="record",
-    adjacency="add or remove one",
-    covered="all of it: it is handed on as it came",
+NOTHING_LEARNT = tells_nothing_new(
+    "no training: the noisy counts name no class that is surely there", "it is handed on as it came"
 )
 
 
