@@ -40,10 +40,13 @@ class Part:
         """The seeds of a row."""
         return range(1 if row in self.few else 5 if row in self.many else self.seeds)
 
+    def folder(self, row: str, seed: int) -> str:
+        """The name of a run's folder."""
+        return re.sub(r"[^\w.]+", "-", f"{self.name}-{row}-s{seed}".replace("ε", "eps"))
+
     def experiment(self, row: str, seed: int, runs: Path) -> Table:
         """One run: a row with a seed."""
-        folder = re.sub(r"[^\w.]+", "-", f"{self.name}-{row}-s{seed}".replace("ε", "eps"))
-        common = {"seed": seed, "runs": str(runs), "name": folder, "engine": {"workers": 1}}
+        common = {"seed": seed, "runs": str(runs), "name": self.folder(row, seed), "engine": {"workers": 1}}
         return self.tables() | self.sections.get(row, {}) | common | {"method": self.rows[row]}
 
 
@@ -143,7 +146,7 @@ def save(parts: Sequence[Part], lines: Sequence[Table], target: Path) -> None:
         if key not in best or int(line["n"]) > int(best[key]["n"]):
             best[key] = line
     plan = [(part.name, row) for part in parts for row in part.rows]
-    kept = sorted((key for key in best if key[:2] in plan), key=lambda key: plan.index(key[:2]))
+    kept = sorted((key for key in best if key[:2] in plan), key=lambda key: plan.index((key[0], key[1])))
     with target.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(best[kept[0]]))
         writer.writeheader()

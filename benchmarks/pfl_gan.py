@@ -21,6 +21,7 @@ import json
 import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +55,7 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg, made images beside, BatchNorm": {**GROUPS, "beside": "made"},
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
+    "pfl_gan, as published, BatchNorm": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
     "pfl_gan, T_i directly, BatchNorm": {**PFL, "use": "direct"},
     "pfl_gan, untrained encoder": {**PFL, "use": "direct", "autoencoder": "untrained"},
@@ -63,11 +65,25 @@ ROWS: dict[str, Table] = {
 """With BatchNorm: the network has BatchNorm layers, which FedBN needs; the others tell what the layers alone bring."""
 DONOR = "cluster_fedavg"
 MAIN = (
-    *("local", "local, balanced", "fedavg", "fedprox", "fedopt", "fedbn", "finetune"),
-    *(DONOR, "cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, as published"),
+    *("local", "local, balanced", "fedavg", "fedprox", "fedopt", "fedbn", "finetune", "faug", "rfa_rfd"),
+    *(DONOR, "cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, as published", "pfl_gan, T_i directly"),
 )
 """Rows with three seeds; the others have one."""
 FEW = tuple(row for row in ROWS if row not in MAIN)
+LONG = (
+    DONOR,
+    "cluster_fedavg, made images beside",
+    "pfl_gan",
+    "pfl_gan, T_i directly",
+    "pfl_gan, T_i directly, BatchNorm",
+)
+LONGER = {"local": ROWS["local"], **{row: {**ROWS[row], "gan_steps": 3000} | SMALL for row in LONG}}
+"""Clients' GANs of three times the steps: is it their quality that keeps accuracy below the printed one?"""
+LATE = (
+    *("local", "local, balanced", "fedavg", "finetune"),
+    *("cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, T_i directly"),
+)
+"""With three times the epochs: is it training that has not come to its end?"""
 ROBUST = {
     "local": ROWS["local"],
     "fedavg": ROWS["fedavg"],
@@ -93,7 +109,9 @@ PUBLISHED = {
 """The paper's tables 1 and 3."""
 
 
-def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = (), liars: Sequence[str] = ()) -> Table:
+def setting(
+    sources: Sequence[str], clients: int, shares: Sequence[int] = (), liars: Sequence[str] = (), rounds: int = 10
+) -> Table:
     """The paper's sizes: 300 images of a class for training, 15 of three; a tenth more for validation."""
     sources = ["digits"] * len(sources) if TINY else sources
     several = {"sources": list(sources), "shares": list(shares)} if len(sources) > 1 else {"name": sources[0]}
@@ -104,7 +122,7 @@ def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = (), li
         "model": MODEL,
         "faults": {"liars": list(liars)},
         "train": {
-            "rounds": 1 if TINY else 10,
+            "rounds": 1 if TINY else rounds,
             "local_epochs": 1,
             "batch_size": 64,
             "optimizer": "adam",
@@ -113,24 +131,40 @@ def setting(sources: Sequence[str], clients: int, shares: Sequence[int] = (), li
     }
 
 
+@dataclass(frozen=True)
 class Shared(Part):
-    """A part whose rows share the clients' GANs, and some of whose rows have a network with normalisation layers."""
+    """A part whose rows share the clients' GANs, and some of whose rows have a network with normalisation layers.
+
+    `gans_of` is the part where the GANs are trained, if it is another: one with the same clients.
+    """
+
+    gans_of: Part | None = None
 
     def experiment(self, row: str, seed: int, runs: Path) -> Table:
         """One run: a row with a seed."""
         table = super().experiment(row, seed, runs)
         if row == "fedbn" or row.endswith(", BatchNorm"):
             table |= {"model": MODEL | {"norm": "batch"}}
-        if row != DONOR and table["method"]["name"] in ("pfl_gan", "cluster_fedavg", "rfa_rfd"):
-            donor = runs / str(super().experiment(DONOR, seed, runs)["name"])
+        if row not in self.first and table["method"]["name"] in ("pfl_gan", "cluster_fedavg", "rfa_rfd"):
+            donor = runs / (self.gans_of or self).folder(DONOR, seed)
             return table | {"method": {**table["method"], "gans_from": str(donor)}}
         return table
 
 
+LABEL_SKEW = Shared("label skew", partial(setting, ["mnist"], 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"])
 PARTS = [
-    Shared("label skew", partial(setting, ["mnist"], 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"]),
+    LABEL_SKEW,
     Shared(
         "two data sets", partial(setting, ["mnist", "fashion-mnist"], 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"]
+    ),
+    Shared("label skew, longer GANs", partial(setting, ["mnist"], 20), LONGER, 1, first=[DONOR]),
+    Shared(
+        "label skew, 30 rounds",
+        partial(setting, ["mnist"], 20, rounds=30),
+        {row: ROWS[row] for row in LATE},
+        1,
+        told=["fedavg"],
+        gans_of=LABEL_SKEW,
     ),
     Shared("strangers", partial(setting, ["mnist", "fashion-mnist"], 10, [8, 2]), ROBUST, 1, first=[DONOR]),
     Shared("liars", partial(setting, ["mnist"], 10, liars=["0", "1"]), ROBUST, 1, first=[DONOR]),
@@ -173,12 +207,12 @@ def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
             done = [
                 (seed, path, found)
                 for seed in part.seeds_of(row)
-                if (found := by_client(path := folder(part, of, seed, runs), view=view))
+                if (found := by_client(path := runs / part.folder(of, seed), view=view))
             ]
             worse = [
                 100 * statistics.mean(found[client] < value for client, value in alone.items())
                 for seed, _, found in done
-                if row != "local" and (alone := by_client(folder(part, "local", seed, runs)))
+                if row != "local" and (alone := by_client(runs / part.folder("local", seed)))
             ]
             means = [by_source(path, found) for _, path, found in done]
             balanced = "validation/balanced_accuracy"
@@ -199,11 +233,6 @@ def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
                     }
                 )
     save(parts, lines, target)
-
-
-def folder(part: Part, row: str, seed: int, runs: Path) -> Path:
-    """Where a run is."""
-    return runs / str(part.experiment(row, seed, runs)["name"])
 
 
 if __name__ == "__main__":

@@ -101,9 +101,14 @@ def default_of(field: FieldInfo) -> str:
 
 def meaning_of(field: FieldInfo) -> str:
     """The description, as a part of a table."""
-    text = (field.description or "").strip().rstrip(".").replace("|", "\\|")
+    return without_capital((field.description or "").strip().rstrip(".").replace("|", "\\|"))
+
+
+def without_capital(text: str) -> str:
+    """With a small first letter, unless the first word is a name."""
     first = text.split(" ")[0]
-    return text if first in ("Python", "BatchNorm's") else text[:1].lower() + text[1:]
+    named = first in ("Adam's", "Python") or any(letter.isupper() for letter in first[1:])  # Fed-ZDAC, GANs, SGD
+    return text if named else text[:1].lower() + text[1:]
 
 
 def top_level() -> str:
@@ -131,8 +136,7 @@ def slot_table(slot: str) -> str:
             continue
         keys = ", ".join(f"`{key}` = {default_of(field)}" for key, field in kind.model_fields.items())
         summary = (kind.__doc__ or "").strip().split("\n")[0].rstrip(".")
-        named = any(letter.isupper() for letter in summary.split(" ")[0][1:])  # Fed-ZDAC, SGD
-        rows.append([f"`{name}`", summary if named else summary[:1].lower() + summary[1:], keys or "–"])
+        rows.append([f"`{name}`", without_capital(summary), keys or "–"])
     return table(["value", "what it does", "settings"], rows)
 
 
