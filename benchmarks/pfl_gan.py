@@ -55,7 +55,6 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg, made images beside, BatchNorm": {**GROUPS, "beside": "made"},
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
-    "pfl_gan, as published, BatchNorm": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
     "pfl_gan, T_i directly, BatchNorm": {**PFL, "use": "direct"},
     "pfl_gan, untrained encoder": {**PFL, "use": "direct", "autoencoder": "untrained"},
@@ -66,23 +65,20 @@ ROWS: dict[str, Table] = {
 DONOR = "cluster_fedavg"
 MAIN = (
     *("local", "local, balanced", "fedavg", "fedprox", "fedopt", "fedbn", "finetune", "faug", "rfa_rfd"),
-    *(DONOR, "cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, as published", "pfl_gan, T_i directly"),
+    *(DONOR, "cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, as published"),
 )
 """Rows with three seeds; the others have one."""
 FEW = tuple(row for row in ROWS if row not in MAIN)
-LONG = (
-    DONOR,
-    "cluster_fedavg, made images beside",
-    "pfl_gan",
-    "pfl_gan, T_i directly",
-    "pfl_gan, T_i directly, BatchNorm",
-)
+LONG = (DONOR, "cluster_fedavg, made images beside", "pfl_gan, T_i directly, BatchNorm")
 LONGER = {"local": ROWS["local"], **{row: {**ROWS[row], "gan_steps": 3000} | SMALL for row in LONG}}
 """Clients' GANs of three times the steps: is it their quality that keeps accuracy below the printed one?"""
-LATE = (
-    *("local", "local, balanced", "fedavg", "finetune"),
-    *("cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, T_i directly"),
-)
+LATE = {
+    row: ROWS[row]
+    for row in (
+        *("local", "local, balanced", "fedavg", "finetune"),
+        *("cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, T_i directly"),
+    )
+}
 """With three times the epochs: is it training that has not come to its end?"""
 ROBUST = {
     "local": ROWS["local"],
@@ -151,23 +147,25 @@ class Shared(Part):
         return table
 
 
-LABEL_SKEW = Shared("label skew", partial(setting, ["mnist"], 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"])
+ONE = partial(setting, ["mnist"])
+TWO = partial(setting, ["mnist", "fashion-mnist"])
+LABEL_SKEW = Shared("label skew", partial(ONE, 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"])
+TWO_SETS = Shared("two data sets", partial(TWO, 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"])
 PARTS = [
     LABEL_SKEW,
+    TWO_SETS,
+    Shared("label skew, longer GANs", partial(ONE, 20), LONGER, 1, first=[DONOR]),
+    Shared("label skew, 30 rounds", partial(ONE, 20, rounds=30), LATE, 1, told=["fedavg"], gans_of=LABEL_SKEW),
     Shared(
-        "two data sets", partial(setting, ["mnist", "fashion-mnist"], 20), ROWS, few=FEW, first=[DONOR], told=["fedavg"]
-    ),
-    Shared("label skew, longer GANs", partial(setting, ["mnist"], 20), LONGER, 1, first=[DONOR]),
-    Shared(
-        "label skew, 30 rounds",
-        partial(setting, ["mnist"], 20, rounds=30),
-        {row: ROWS[row] for row in LATE},
-        1,
+        "two data sets, 30 rounds",
+        partial(TWO, 20, rounds=30),
+        LATE,
+        few=["local", "local, balanced", "pfl_gan, T_i directly"],
         told=["fedavg"],
-        gans_of=LABEL_SKEW,
+        gans_of=TWO_SETS,
     ),
-    Shared("strangers", partial(setting, ["mnist", "fashion-mnist"], 10, [8, 2]), ROBUST, 1, first=[DONOR]),
-    Shared("liars", partial(setting, ["mnist"], 10, liars=["0", "1"]), ROBUST, 1, first=[DONOR]),
+    Shared("strangers", partial(TWO, 10, [8, 2]), ROBUST, 1, first=[DONOR]),
+    Shared("liars", partial(ONE, 10, liars=["0", "1"]), ROBUST, 1, first=[DONOR]),
 ]
 
 

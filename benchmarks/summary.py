@@ -119,7 +119,7 @@ PANELS = [
     ),
     Panel(
         "PFL-GAN",
-        "MNIST and Fashion-MNIST clients, 10 each: the latter",
+        "MNIST and Fashion-MNIST clients, 10 rounds: the latter",
         "pfl-gan",
         "two data sets",
         {
