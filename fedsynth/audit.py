@@ -5,7 +5,7 @@ An audit can refute a claim, never prove one: that nothing was found says that t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,24 @@ from fedsynth.audit_members import (
     members_and_others,
     synthetic_images,
 )
-from fedsynth.audit_worlds import Trial, chosen_trial, means_trials
+from fedsynth.audit_trials import put_to_the_test
 from fedsynth.config import Experiment, make_experiment
+from fedsynth.data.dataset import Schema
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
-from fedsynth.methods.feddpms import FedDpmsConfig
-from fedsynth.methods.latent_release import Calibration
-from fedsynth.methods.protection import chosen_protection
-from fedsynth.privacy import Guarantee, Ledger, PureEvent, epsilon_bound
-from fedsynth.privacy.audit import two_worlds
+from fedsynth.federation.tasks import TaskError, find_task
+from fedsynth.federation.trials import Trial
+from fedsynth.privacy import Guarantee, Ledger, epsilon_bound
 from fedsynth.report.reading import RunRecord, pick, read_run
+from fedsynth.runfolder import code_fingerprint
 from fedsynth.runner import load_data
 from fedsynth.seeding import generator
 
 NEVER_PROVES = "An audit can refute a claim, never prove one: where nothing was found, these tests found nothing."
 NOTHING_CLAIMED = "nothing is claimed"
 CONSTANT = "a constant: nothing to test"
-UNKNOWN = "no worst case is known for this mechanism: write one with fedsynth.privacy.audit.two_worlds"
+NO_TRIAL = "not tested: the task declares no trial of this claim (docs/audit.md tells how to)"
+OTHER_CODE = "The run was made by other code than what is installed here, and what is installed is what was tested."
 
 Say = Callable[[str], None]
 
@@ -79,8 +80,14 @@ def audit_run(folder: Path, runs: int = 1000, confidence: float = 0.95, say: Say
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f'"{run.path}" has no ledger that can be read ({error}).') from None
     data, why = _data_of(run, experiment)
-    rows = _Releases(experiment, ledger, data, run, runs, confidence, say).rows()
+    shape, classes = pick(run.manifest, "shape"), pick(run.manifest, "classes")
+    if not isinstance(shape, list) or not isinstance(classes, list | int):
+        raise ConfigError(f'"{run.path}" has no manifest that can be read: it must tell the shape and the classes.')
+    schema = Schema(tuple(shape), classes if isinstance(classes, int) else len(classes))
+    rows = _Releases(experiment, ledger, schema, runs, confidence, say).rows()
     attacks, screen, skipped = _attacks(run, experiment, data, why, confidence, say)
+    if pick(run.versions, "code") != code_fingerprint(experiment.plugins):
+        skipped = [OTHER_CODE, *skipped]
     return Audit(rows, attacks, screen, skipped)
 
 
@@ -101,18 +108,11 @@ class _Releases:
     """The rows of the ledger, one for each release and kind of proof: that of the client with the largest ε."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        ledger: Ledger,
-        data: FederatedData | None,
-        run: RunRecord,
-        runs: int,
-        confidence: float,
-        say: Say,
+        self, experiment: Experiment, ledger: Ledger, schema: Schema, runs: int, confidence: float, say: Say
     ) -> None:
-        self.experiment, self.ledger, self.data, self.run = experiment, ledger, data, run
+        self.cfg, self.ledger, self.schema = experiment.method_config(), ledger, schema
         self.runs, self.confidence, self.say = runs, confidence, say
-        self.delta = experiment.privacy.delta
+        self.delta, self.seed = experiment.privacy.delta, experiment.seed
         self.guarantees: dict[str, list[Guarantee]] = {}
         for task, fields in ledger.parcels:
             for name, number in fields:
@@ -129,70 +129,48 @@ class _Releases:
         return [audited for row in worst.values() for audited in self._audited(row)]
 
     def _audited(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        kept = ("release", "what", "evaluation", "times", "mechanism", "unit", "adjacency", "epsilon", "delta")
-        base = {key: row[key] for key in (*kept, "proven", "covered", "not_covered")} | {"client": row["clients"][0]}
-        if row["release"] == "train_augmented.means" and row["mechanism"] != "none":
-            return [base | self._test(trial, row["what"]) for trial in self._means().values()]
-        given = [g for g in self.guarantees.get(row["release"], []) if g.proven and g.scope == _scope(row)]
-        if row["epsilon"] is None or not given:
-            return [base | _untested(NOTHING_CLAIMED)]
-        guarantee = max(given, key=lambda g: epsilon_bound(g.events, self.delta))
-        if all(isinstance(event, PureEvent) and event.epsilon == 0 for event in guarantee.events):
+        left_out = ("kind", "task", "field", "claimed", "clients")
+        base = {key: value for key, value in row.items() if key not in left_out} | {"client": row["clients"][0]}
+        given = self.guarantees.get(row["release"], [])
+        if not any(g.proven for g in given):
+            trials = self._trials(row["task"], given[0]) if given and given[0].claimed else []
+            return [base | self._test(trial, row["what"]) for trial in trials] or [base | _untested(NOTHING_CLAIMED)]
+        guarantee = max((g for g in given if g.proven), key=lambda g: epsilon_bound(g.events, self.delta))
+        if guarantee.free:
             return [base | _untested(CONSTANT)]
-        trial = chosen_trial(row["task"], guarantee.events, self._settings())
-        return [base | (_untested(UNKNOWN) if trial is None else self._test(trial, row["what"]))]
+        found = [self._test(trial, row["what"]) for trial in self._trials(row["task"], guarantee)]
+        return [base | test for test in found] or [base | _untested(NO_TRIAL)]
+
+    def _trials(self, task: str, guarantee: Guarantee) -> Sequence[Trial]:
+        """What the task that ran declares about itself; nothing where it is not installed here."""
+        try:
+            make = find_task(task).make_trials
+        except TaskError:
+            return []
+        return [] if make is None else make(guarantee, self.cfg, self.schema)
 
     def _test(self, trial: Trial, what: str) -> dict[str, Any]:
-        self.say(f"two worlds: {what} ({trial.how})")
-        rng = generator(self.experiment.seed, "audit", trial.how)
-        found = two_worlds(trial.draw, self.runs, self.delta, rng, self.confidence, trial.claim)
+        self.say(f"neighbouring data sets: {what} ({trial.how})")
+        rng = generator(self.seed, "audit", trial.how)
+        found = put_to_the_test(trial, self.runs, self.delta, self.confidence, rng)
         return {
+            "verdict": "refuted" if found.refuted else "not refuted",
             "audit": trial.how,
-            "claimed_once": trial.claim.get(self.delta),
-            "lower_bound": found.epsilon,
-            "confidence": found.confidence,
-            "runs": found.runs,
-            "refuted": found.refutes(trial.claim),
+            "releases": trial.rounds,
+            "claimed": found.claim.get(self.delta),
+            "lower_bound": found.bound.epsilon,
+            "confidence": found.bound.confidence,
+            "runs": self.runs,
+            "refuted": found.refuted,
         }
-
-    def _settings(self) -> dict[str, Any]:
-        """What the trials need to know of the run."""
-        cfg = self.experiment.method_config()
-        protection = chosen_protection(cfg)
-        settings: dict[str, Any] = {
-            "delta": self.delta,
-            "clip": self.experiment.privacy.clip,
-            "counts_epsilon": getattr(cfg, "counts_epsilon", None),
-            "protection": protection,
-        }
-        if isinstance(cfg, FedDpmsConfig):
-            settings["latent"] = self._latent(cfg)
-            settings["calibration"] = Calibration(cfg.epsilon, self.delta, cfg.clip, moments=cfg.spread is None)
-        return settings
-
-    def _latent(self, cfg: FedDpmsConfig) -> int:
-        shape = pick(self.run.manifest, "shape") or [1]
-        return cfg.latent or (32 if shape[0] == 1 else 128)
-
-    def _means(self) -> dict[str, Trial]:
-        """FedDPMS as published: by the readings of its σ, for the smallest class that a client's means are of."""
-        cfg = self.experiment.method_config()
-        assert isinstance(cfg, FedDpmsConfig)
-        assert isinstance(cfg.quota, int)
-        per_client = pick(self.run.manifest, "counts", "per_client") or {}
-        wanted = cfg.classes if isinstance(cfg.classes, int) else 1
-        sizes = [count for row in per_client.values() for count in sorted(row["train"])[-wanted:] if count > 0]
-        return means_trials(self._latent(cfg), cfg.quota, cfg.sigma, max(1, min(sizes, default=1)), self.delta)
-
-
-def _scope(row: dict[str, Any]) -> tuple[str, str]:
-    return row["unit"], row["adjacency"]
 
 
 def _untested(why: str) -> dict[str, Any]:
     return {
+        "verdict": "not tested" if why == NO_TRIAL else why,
         "audit": why,
-        "claimed_once": None,
+        "releases": 0,
+        "claimed": None,
         "lower_bound": None,
         "confidence": None,
         "runs": 0,

@@ -28,15 +28,16 @@ Silent = Annotated[bool, typer.Option("--quiet", "-q", help="No word about progr
 
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    runs: Annotated[int, typer.Option(min=20, help="Runs of each of the two worlds, for every mechanism.")] = 1000,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of every bound.")] = 0.95,
+    runs: Annotated[int, typer.Option(min=80, help="Runs on each of two data sets, for every mechanism.")] = 1000,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of every bound that is shown.")] = 0.95,
     as_json: AsJson = False,
     quiet: Silent = False,
 ) -> None:
     """Put the privacy claims of a run to the test. Exit code 1 when one is refuted.
 
-    Each mechanism that was used runs in two worlds that differ in one record or client, the worst for it; and attacks
-    try to tell from the model and from synthetic images who was trained on.
+    The task that made each claim runs again, as it declares, on two data sets that differ in one record or client, the
+    worst for it; a claim without such a trial is "not tested". And attacks try to tell from the model and from
+    synthetic images who was trained on.
     """
     done = audit_run(folder, runs, confidence, _sayer(quiet))
     if as_json:
@@ -92,10 +93,10 @@ def _sayer(quiet: bool) -> Any:
 
 
 def _show_audit(done: Audit) -> None:
-    columns = ("what left", "unit, neighbours", "proven", "covered", "not covered", "audit")
+    columns = ("what left", "unit, neighbours, against", "proven", "covered", "not covered", "audit")
     table = Table(*columns, box=box.HORIZONTALS, show_lines=True)
     for row in done.rows:
-        scope = f"{row['unit']}, {row['adjacency']}" if row["unit"] else "–"
+        scope = f"{row['unit']}, {row['adjacency']}, {row['against']}" if row["unit"] else "–"
         proven = f"ε = {say_number(row['epsilon'])}, δ = {row['delta']:g}" if row["epsilon"] is not None else "none"
         table.add_row(row["what"], scope, proven, row["covered"] or "–", row["not_covered"] or "–", _tested(row))
     out.print(table)
@@ -109,18 +110,22 @@ def _show_audit(done: Audit) -> None:
 def _tested(row: dict[str, Any]) -> str:
     if row["lower_bound"] is None:
         return str(row["audit"])
-    claimed = f"; {row['claimed_once']:.3g} claimed for one release" if row["claimed_once"] is not None else ""
+    claimed = f"; {row['claimed']:.3g} claimed for {_releases(row)}" if row["claimed"] is not None else ""
     verdict = "REFUTED" if row["refuted"] else "not refuted"
-    how = f"{row['confidence']:.0%} confidence, {row['runs']} runs of each world: {row['audit']}"
+    how = f"{row['confidence']:.0%} confidence, {row['runs']} runs on each data set: {row['audit']}"
     return f"{verdict}: ε ≥ {row['lower_bound']:.2f}{claimed} ({how})"
 
 
 def _refuted(row: dict[str, Any]) -> str:
-    if row["lower_bound"] > row["claimed_once"]:
+    if row["lower_bound"] > row["claimed"]:
         found = f"it is at least {row['lower_bound']:.3g}"
     else:
-        found = "then the two worlds could not be told apart so well"
-    return f"REFUTED: ε = {row['claimed_once']:.3g} is claimed for one release of {row['release']}; {found}."
+        found = "then the two data sets could not be told apart so well"
+    return f"REFUTED: ε = {row['claimed']:.3g} is claimed for {_releases(row)} of {row['release']}; {found}."
+
+
+def _releases(row: dict[str, Any]) -> str:
+    return "one release" if row["releases"] == 1 else f"{row['releases']} releases"
 
 
 def _attacked(attack: Attack) -> str:

@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation
 from fedsynth.federation.host import TaskHost
-from fedsynth.federation.store import StateStore
+from fedsynth.federation.store import StateStore, kept_secret
 from fedsynth.methods.class_counts import class_counts, counts_guarantee, noise_of_counts
 from fedsynth.privacy import Ledger
 from fedsynth.privacy.discrete import discrete_gaussian_histogram
@@ -101,10 +102,10 @@ def ask_histograms(experiment: Experiment, epsilon: float | None) -> Histograms:
         raise ConfigError("advise asks clients on one machine: collect the sites' counts in a file for --histograms.")
     data, delta = load_data(experiment), experiment.privacy.delta
     with tempfile.TemporaryDirectory() as scratch:
-        host = TaskHost(data, StateStore(Path(scratch)), secret_noise=epsilon is not None)
+        host = TaskHost(data, StateStore(Path(scratch)), secret=partial(kept_secret, Path(scratch) / "noise.key"))
         engine = LocalEngine(host, 0, data.train_size)
         try:
-            fed = Federation(engine, data.clients, data.schema, experiment.seed, secret_noise=epsilon is not None)
+            fed = Federation(engine, data.clients, data.schema, experiment.seed)
             told = class_counts(fed, epsilon, delta)
         finally:
             engine.close()

@@ -20,8 +20,9 @@ import torch
 
 from fedsynth.config import Experiment
 from fedsynth.errors import ConfigError
-from fedsynth.federation.store import write_atomically
+from fedsynth.federation.store import kept_secret, lock_of, write_atomically
 
+SECRET = "state/noise.key"
 HOW_NOT_WHAT = (
     "engine",
     "runs",
@@ -118,9 +119,18 @@ class RunFolder:
             write_json(file, {"error": type(error).__name__, "message": str(error)})
             raise
 
+    def secret(self) -> bytes:
+        """The key of the run's privacy noise: with the private state, for a resume, until the run is done."""
+        return kept_secret(self.path / SECRET)
+
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the summary; its presence says that the run is complete."""
+        """Write the summary; its presence says that the run is complete. Nobody needs the noise's key any more."""
         write_json(self.path / "summary.json", summary)
+        key = self.path / SECRET
+        for file in (key, lock_of(key)):
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where clients keep nothing, the key was all that was there
+            key.parent.rmdir()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -36,6 +36,7 @@ from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
 from fedsynth.runfolder import RunFolder, check_same_split
+from fedsynth.seeding import Secret
 
 
 @dataclass
@@ -118,13 +119,18 @@ def choose_device(name: str) -> str:
 
 @contextmanager
 def open_engine(
-    experiment: Experiment, data: FederatedData, store: StateStore, device: str, say: Quiet
+    experiment: Experiment,
+    data: FederatedData,
+    store: StateStore,
+    device: str,
+    say: Quiet,
+    secret: Secret | None = None,
 ) -> Iterator[Engine]:
     """The engine the experiment asks for, with its fault schedule if it has one; closed at the end."""
-    host = TaskHost(data, store, device)
+    host = TaskHost(data, store, device, secret)
     engine: Engine
     if experiment.engine.name == "wire":
-        engine = WireEngine(lambda: TaskHost(data, store, device))
+        engine = WireEngine(lambda: TaskHost(data, store, device, secret))
     else:
         workers, why = choose_workers(experiment.engine.workers, device)
         if why:
@@ -151,8 +157,10 @@ def _work_of(data: FederatedData) -> Callable[[str], int]:
 
 def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet) -> RunResult:
     store = StateStore(folder.path / "state")
-    with open_engine(experiment, data, store, device, shown) as engine:
-        return carry_out(experiment, data, engine, device, folder, shown, pooled=True, version_readable=store.readable)
+    secret = folder.secret if experiment.privacy.secret_noise else None
+    options = {"pooled": True, "version_readable": store.readable, "secret": secret}
+    with open_engine(experiment, data, store, device, shown, secret) as engine:
+        return carry_out(experiment, data, engine, device, folder, shown, **options)
 
 
 def carry_out(
@@ -243,6 +251,7 @@ def summarise(
         "missed": missed_clients(took_part, data),
         "notes": took_part.notes,
         "privacy": took_part.ledger.rows(experiment.privacy.delta),
+        "secret_noise": fed.secret_noise,
         "norm_buffers": experiment.train.norm_buffers,
         "data": {
             "name": "+".join(data.source_names),

@@ -1,11 +1,14 @@
 """All randomness comes from (seed, purpose, client, round), never from the order in which work was done.
 
-So one worker and many workers, a resumed run and an uninterrupted one, draw the same numbers.
+So one worker and many workers, a resumed run and an uninterrupted one, draw the same numbers. What a proof of privacy
+needs comes from a secret key in the seed's place.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,3 +22,13 @@ def derive(seed: int, *purpose: object) -> int:
 def generator(seed: int, *purpose: object) -> np.random.Generator:
     """A numpy generator for one purpose."""
     return np.random.default_rng(derive(seed, *purpose))
+
+
+Secret = Callable[[], bytes]
+"""Gives a secret key, which is made when it is first asked for."""
+
+
+def secret_generator(key: bytes, *purpose: object) -> np.random.Generator:
+    """A numpy generator that only those who have the key can repeat."""
+    text = "\x1f".join(map(str, purpose))
+    return np.random.default_rng(int.from_bytes(hmac.digest(key, text.encode(), "sha256")))

@@ -15,7 +15,13 @@ LONGEST_FILE = 400  # lines
 EVERYWHERE = ("errors",)
 ALLOWED = {
     "learning": ("learning",),
-    "synthesis": ("synthesis", "learning.effort", "learning.weights"),
+    "synthesis": (
+        "synthesis",
+        "learning.effort",
+        "learning.weights",
+        "privacy.dpsgd",  # clipping, sampling and noise are written once
+        "privacy.mechanisms",
+    ),
     "privacy": ("privacy", "seeding"),
     "data": ("data", "seeding"),
     "federation": (

@@ -39,11 +39,20 @@ class Dataset:
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client holds: disjoint train, validation and test parts."""
+    """What one client holds: disjoint train, validation and test parts.
+
+    `declared` is the number of training examples that the client tells as public; the true one, unless it says so.
+    """
 
     train: Dataset
     validation: Dataset
     test: Dataset
+    declared: int | None = None
+
+    @property
+    def public_size(self) -> int:
+        """The number of training examples that everybody may know: private training goes by it alone."""
+        return len(self.train) if self.declared is None else self.declared
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedsynth.federation.store import write_atomically
+from fedsynth.federation.payload import empty
+from fedsynth.federation.store import alone, lock_of, write_atomically
+from fedsynth.federation.tasks import Task
 from fedsynth.privacy import Budget, Guarantee, Spending, say_epsilon
 
 
@@ -19,16 +21,33 @@ class SitePolicy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tasks: tuple[str, ...] | None = Field(None, description="the only tasks that may run here; all, when not given")
-    refused: tuple[str, ...] = Field(
-        ("draw_real_samples", "average_images"),
-        description="tasks that may not run here; by default those in which images leave, real or averaged",
+    refused: tuple[str, ...] = Field((), description="tasks that may not run here")
+    records: bool = Field(
+        False, description="whether records may leave as they are, or as means of a few: real images, for instance"
     )
     unprotected: bool = Field(
-        True, description="whether anything without a privacy guarantee may leave; evaluation counts too"
+        True,
+        description="whether anything may leave without a guarantee that holds against everybody, the server included; "
+        "evaluation counts too. false needs epsilon",
     )
-    epsilon: float | None = Field(None, gt=0, description="largest ε that this site spends, over all runs together")
+    trust_sum: bool = Field(
+        False,
+        description="with unprotected = false: whether masked numbers may leave although only noise that the server "
+        "adds protects their sum",
+    )
+    epsilon: float | None = Field(
+        None, gt=0, description="largest ε that this site spends on a record, over all runs together"
+    )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of that ε")
     largest_request: int = Field(2**30, ge=1, description="bytes that a request may have")
+
+    @model_validator(mode="after")
+    def _protects_something(self) -> SitePolicy:
+        if not self.unprotected and self.epsilon is None:
+            raise ValueError("unprotected = false needs epsilon: a guarantee with an ε of any size protects nothing")
+        if self.trust_sum and self.unprotected:
+            raise ValueError("trust_sum does nothing alone; add unprotected = false")
+        return self
 
     def refusal(self, task: str, size: int) -> str:
         """Why a request may not be carried out here; empty when it may."""
@@ -38,16 +57,28 @@ class SitePolicy(BaseModel):
             return f'the policy of this site does not allow the task "{task}"'
         return ""
 
+    def kept_here(self, task: Task) -> str:
+        """Why nothing that this task sends may leave; empty when it may, as far as its declaration tells."""
+        raw = task.raw_fields()
+        if raw and not self.records:
+            return f'the policy of this site keeps records here, and "{task.name}" sends them ({", ".join(raw)})'
+        return ""
+
     def objection(self, fields: Mapping[str, Any], guarantees: Mapping[str, Guarantee]) -> str:
         """Why a reply may not leave; empty when it may."""
-        bare = [
-            name
-            for name, value in fields.items()
-            if value is not None and not (name in guarantees and guarantees[name].proven)
-        ]
-        if bare and not self.unprotected:
+        if self.unprotected:
+            return ""
+        bare = [name for name, value in fields.items() if not self._covers(guarantees.get(name), value)]
+        if bare:
             return f"the policy of this site lets nothing out without a privacy guarantee ({', '.join(sorted(bare))})"
         return ""
+
+    def _covers(self, guarantee: Guarantee | None, value: Any) -> bool:
+        """Whether a field is protected from the server, too, or says nothing."""
+        if guarantee is None:
+            return empty(value)
+        trusted = self.trust_sum and guarantee.masked and guarantee.against == "all but the server"
+        return guarantee.proven and (guarantee.against == "everybody" or trusted)
 
 
 class SiteBudget:
@@ -57,16 +88,20 @@ class SiteBudget:
         self.file, self.policy = file, policy
 
     def charge(self, guarantees: Mapping[str, Guarantee]) -> str:
-        """Note what is about to leave; why it may not, if that would pass the site's budget."""
-        if not any(guarantee.proven for guarantee in guarantees.values()):
+        """Note what is about to leave; why it may not, if that would pass the site's budget.
+
+        One process at a time reads and writes the file, whichever runs they belong to.
+        """
+        if not any(guarantee.proven and not guarantee.free for guarantee in guarantees.values()):
             return ""
-        kept = json.loads(self.file.read_text(encoding="utf-8")) if self.file.is_file() else []
-        spending = Spending.from_list(kept).plus(guarantees.values())
-        if self.policy.epsilon is not None:
-            exceeded = Budget(self.policy.epsilon, self.policy.delta).exceeded(spending)
-            if exceeded:
-                scope, epsilon = exceeded
-                limit = f"past the policy of this site, {self.policy.epsilon:g}"
-                return f"it would reach {say_epsilon(epsilon, scope, self.policy.delta)}, {limit}"
-        write_atomically(self.file, json.dumps(spending.as_list()).encode())
+        with alone(lock_of(self.file)):
+            kept = json.loads(self.file.read_text(encoding="utf-8")) if self.file.is_file() else []
+            spending = Spending.from_list(kept).plus(guarantees.values())
+            if self.policy.epsilon is not None:
+                exceeded = Budget(self.policy.epsilon, self.policy.delta).exceeded(spending)
+                if exceeded:
+                    scope, epsilon = exceeded
+                    limit = f"past the policy of this site, {self.policy.epsilon:g}"
+                    return f"it would reach {say_epsilon(epsilon, scope, self.policy.delta)}, {limit}"
+            write_atomically(self.file, json.dumps(spending.as_list()).encode())
         return ""

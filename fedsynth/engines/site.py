@@ -7,34 +7,33 @@ same request asked again, as a resumed server does, gets the reply it got before
 
 from __future__ import annotations
 
-import contextlib
+import builtins
 import datetime
 import hashlib
-import math
 import re
-import sys
+import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedsynth.engines.policy import SiteBudget, SitePolicy
 from fedsynth.errors import FedsynthError
-from fedsynth.federation.host import DataHolder, TaskHost
-from fedsynth.federation.payload import PayloadError, decode, encode
-from fedsynth.federation.store import KEPT_STEPS, StateStore, write_atomically
+from fedsynth.federation.host import Carried, DataHolder, NotFiniteError, TaskHost, finished
+from fedsynth.federation.payload import PayloadError, decode, encode, not_finite
+from fedsynth.federation.store import KEPT_STEPS, StateStore, alone, kept_secret, write_atomically
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.learning.weights import WeightsError
-from fedsynth.privacy import BudgetError, Guarantee
+from fedsynth.privacy import BudgetError
 
 RUN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 DESCRIBE = "describe_site"  # asks a site about itself, before there is a run to ask tasks in
 READ_THE_LOG = "the rest is in the log of that site"
-ABOUT_THE_REQUEST = frozenset({WeightsError.__name__})  # errors whose text is about what was sent, not about the data
+ABOUT_THE_REQUEST = frozenset({WeightsError.__name__, NotFiniteError.__name__})
+"""Errors whose text is about what was sent or names a field, and not about the data."""
 
 
 class RefusalError(FedsynthError):
@@ -67,7 +66,10 @@ class _Request(BaseModel):
 
 
 class Site:
-    """Answers requests for one site. `about` is what it tells of itself before a run."""
+    """Answers requests for one site. `about` is what it tells of itself before a run.
+
+    Without `secret_noise` privacy noise comes from the request's seed: for rehearsals on data that is not private.
+    """
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Site:
             return self.answer(task if isinstance(task, str) else "", header, body)
         except Exception as error:
             self._log(f"failed outside any task\n{traceback.format_exc().rstrip()}")
-            return _error(type(error).__name__, READ_THE_LOG)
+            return _error(known_error(type(error).__name__), READ_THE_LOG)
 
     def answer(self, task: str, header: Mapping[str, Any], body: bytes) -> bytes:
         """Carry out a request, or say in one sentence why not. Of an error in a task, only the class leaves."""
@@ -103,34 +105,58 @@ class Site:
             self._log(f'refused a request for "{task}": {error}')
             return failed(error)
         folder = self.folder / "runs" / header["run"]
-        with _alone(folder):
+        with alone(folder / "lock"):  # a resumed server may ask again while the first process still works
             kept = folder / "replies" / f"{request.step:06d}-{hashlib.sha256(body).hexdigest()}.safetensors"
             where = f'run {header["run"]}, step {request.step}, "{task}"'
             if kept.is_file():
                 self._log(f"{where}: asked again, sent the same reply")
                 return kept.read_bytes()
-            host = TaskHost(self.data, StateStore(folder / "state", sync=True), self.device, self.secret_noise)
-            return self._let_out(host.handle(self.name, body), where, kept, request.step)
+            started = time.perf_counter()
+            done = self._host(folder).carry_out(self.name, decode(body))
+            try:
+                answer = self._let_out(done, where)
+            except (RefusalError, BudgetError) as error:
+                self._log(f"{where}: kept back, {error}")
+                return failed(error)
+            if not answer["ok"]:
+                return finished(answer, started)
+            done.keep()  # of what was kept back, nothing may be built on either
+            return self._kept(finished(answer, started), kept, request.step, where)
 
-    def _let_out(self, reply: bytes, where: str, kept: Path, step: int) -> bytes:
-        """Keep a reply, enter it in the log and hand it over, if it is one and the policy lets it pass."""
-        answer = decode(reply)
+    def _host(self, folder: Path) -> TaskHost:
+        secret = partial(kept_secret, self.folder / "noise.key") if self.secret_noise else None
+        return TaskHost(self.data, StateStore(folder / "state", sync=True), self.device, secret)
+
+    def _let_out(self, done: Carried, where: str) -> dict[str, Any]:
+        """An answer as it may leave, once it has been charged for; refused when policy or budget do not let it.
+
+        A task that failed after its release is charged too: that it failed may tell what it had released.
+        """
+        answer = done.answer
+        if answer["ok"]:
+            objection = self.policy.objection(answer["fields"].opened(), done.guarantees)
+            if objection:
+                raise RefusalError(objection)
+        over = SiteBudget(self.folder / "spent.json", self.policy).charge(done.guarantees)
+        if over:
+            raise BudgetError(over)
         if not answer["ok"]:
             self._log(f"{where}: failed\n{answer['traceback'].rstrip()}")
             fit = answer["error"] in ABOUT_THE_REQUEST
-            return _error(answer["error"], answer["message"] if fit else READ_THE_LOG)
-        guarantees = {name: Guarantee.model_validate(values) for name, values in answer["guarantees"].items()}
-        objection = self.policy.objection(answer["fields"], guarantees)
-        over = "" if objection else SiteBudget(self.folder / "spent.json", self.policy).charge(guarantees)
-        if objection or over:
-            self._log(f"{where}: kept back, {objection or over}")
-            return failed(BudgetError(over) if over else RefusalError(objection))
+            message = answer["message"] if fit else READ_THE_LOG
+            return {"ok": False, "error": known_error(answer["error"]), "message": message, "traceback": ""}
+        if self.policy.unprotected:
+            return answer
+        return answer | {"guarantees": {name: g.in_plain_words().as_dict() for name, g in done.guarantees.items()}}
+
+    def _kept(self, reply: bytes, kept: Path, step: int, where: str) -> bytes:
+        """A reply that may leave, noted and kept for the same request asked again."""
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, reply)
         for old in kept.parent.glob("*.safetensors"):
             if int(old.name.split("-", 1)[0]) <= step - KEPT_STEPS:
                 old.unlink(missing_ok=True)
-        sent = ", ".join(sorted(answer["fields"])) or "nothing"
+        sent = ", ".join(sorted(decode(reply)["fields"])) or "nothing"
         self._log(f"{where}: sent {sent} ({len(reply)} bytes)")
         return reply
 
@@ -147,6 +173,9 @@ class Site:
             request = _Request(**decode(body))
             if request.task != task:
                 raise RefusalError(f'the message says "{task}" and the request inside it says something else')
+            reason = self.policy.kept_here(find_task(task))
+            if reason:
+                raise RefusalError(reason)
             find_task(task).read_request(request.fields)
         except ValidationError as error:
             first = error.errors()[0]
@@ -177,35 +206,11 @@ def _error(name: str, message: str) -> bytes:
     return encode({"ok": False, "error": name, "message": message, "traceback": ""})
 
 
-def not_finite(value: Any, path: str) -> Iterator[str]:
-    """Where in a tree of fields there are NaN or infinite numbers."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from not_finite(item, f"{path}.{key}")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from not_finite(item, f"{path}.{index}")
-    elif (
-        (isinstance(value, float) and not math.isfinite(value))
-        or (isinstance(value, torch.Tensor) and not _all_finite(value))
-        or (isinstance(value, np.ndarray) and value.dtype.kind in "fc" and not bool(np.isfinite(value).all()))
-    ):
-        yield path
-
-
-def _all_finite(tensor: torch.Tensor) -> bool:
-    if tensor.is_complex():
-        return bool(torch.isfinite(tensor).all())
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all())
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One request of a run at a time: a resumed server may ask again while the first process still works."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def known_error(name: str) -> str:
+    """The class of an error, if it is one of Python's or of fedsynth's: a name made up in a task could carry data."""
+    ours: list[type] = [FedsynthError]
+    for kind in ours:  # grows as it is gone through: all that inherit from it
+        ours += kind.__subclasses__()
+    known = {kind.__name__ for kind in ours if kind.__module__.split(".")[0] == "fedsynth"}
+    python = getattr(builtins, name, None)
+    return name if name in known or (isinstance(python, type) and issubclass(python, Exception)) else "Exception"

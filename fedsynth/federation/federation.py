@@ -15,14 +15,14 @@ from fedsynth.data.dataset import Schema
 from fedsynth.errors import FedsynthError, UserError
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.participation import Participation
-from fedsynth.federation.payload import PayloadError, decode, encode
+from fedsynth.federation.payload import PayloadError, decode, encode, not_finite
 from fedsynth.federation.port import POOLED, SERVER, Answers, Blob, Engine, Failure
 from fedsynth.federation.records import checked_record
 from fedsynth.federation.replies import Relayed, Replies, Route
 from fedsynth.federation.state import Policy, QuorumError, State, Watcher, picked
 from fedsynth.federation.tasks import Reply, Task, TaskError
 from fedsynth.privacy import BudgetError, Guarantee, say_epsilon
-from fedsynth.seeding import generator
+from fedsynth.seeding import Secret, generator, secret_generator
 
 
 class Federation:
@@ -39,7 +39,7 @@ class Federation:
         watcher: Watcher | None = None,
         pooled: bool = False,
         version_readable: Callable[[str, str], bool] = lambda client, version: True,
-        secret_noise: bool = False,
+        secret: Secret | None = None,
     ) -> None:
         self.engine, self.clients, self.schema, self.seed = engine, tuple(clients), schema, seed
         self.policy, self.journal, self.watcher = policy or Policy(), journal or Journal(None), watcher
@@ -52,7 +52,7 @@ class Federation:
         self.round = 0
         self.participation = Participation()
         self._pooled, self._step, self._asks = pooled, 0, 0
-        self._secret_noise = secret_noise
+        self._secret, self.secret_noise = secret, secret is not None
         self._known = frozenset((*self.clients, POOLED))
         self._versions: dict[str, str] = {}
         self._finished: list[str] = []
@@ -187,6 +187,8 @@ class Federation:
                     failures[client] = _failure(client, answer)
                     continue
                 fields = task.read_reply(answer["fields"]).fields()
+                if broken := next(not_finite(fields), None):  # a client that checks itself does not send that
+                    raise TaskError(f'"{broken}" holds numbers that are not finite')
                 version, guarantees = answer["state"], _guarantees(task, answer["guarantees"])
                 seconds, epochs = float(answer["seconds"]), float(answer["epochs"])
             except (PayloadError, TaskError, KeyError, TypeError, ValueError) as error:
@@ -228,8 +230,8 @@ class Federation:
         return generator(self.seed, purpose, "server", self.round)
 
     def noise_rng(self, purpose: str) -> np.random.Generator:
-        """Random numbers for privacy noise that the server adds; with `secret_noise`, from the operating system."""
-        return np.random.default_rng() if self._secret_noise else self.rng(purpose)
+        """Random numbers for privacy noise that the server adds; by the secret key, where there is one."""
+        return self.rng(purpose) if self._secret is None else secret_generator(self._secret(), purpose, self.round)
 
     def pooled(self) -> str:
         """The pretended client that holds everybody's data, for upper bounds. Only a simulation has it."""

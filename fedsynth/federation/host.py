@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from fedsynth.data.dataset import ClientData, Dataset, Schema
+from fedsynth.errors import FedsynthError
 from fedsynth.federation.client import Client, PrivateState
-from fedsynth.federation.payload import decode, encode
+from fedsynth.federation.payload import decode, encode, not_finite
 from fedsynth.federation.port import POOLED, SERVER
 from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.learning.effort import measured_effort
-from fedsynth.privacy import Budget
-from fedsynth.seeding import derive
+from fedsynth.privacy import Budget, Guarantee
+from fedsynth.seeding import Secret, derive
 
 
 class DataHolder(Protocol):
@@ -40,58 +41,85 @@ class DataHolder(Protocol):
         ...
 
 
+class NotFiniteError(FedsynthError):
+    """A reply with numbers that are not finite: it is not sent."""
+
+
+@dataclass
+class Carried:
+    """What came of a request, before anything of it has left or is kept.
+
+    The answer, how to keep the state, and under which guarantees something was released, also where the task failed
+    after that.
+    """
+
+    answer: dict[str, Any]
+    keep: Callable[[], None] = lambda: None
+    guarantees: Mapping[str, Guarantee] = field(default_factory=dict)
+
+
 @dataclass
 class TaskHost:
     """Runs tasks for the clients whose data it can reach.
 
-    `secret_noise`: privacy noise comes from the operating system, not from the seed (see `Client.noise_rng`).
+    `secret` gives the key that privacy noise comes from; without one it comes from the seed (see `Client.noise_rng`).
     """
 
     data: DataHolder
     store: StateStore
     device: str = "cpu"
-    secret_noise: bool = False
+    secret: Secret | None = None
 
     def handle(self, client_id: str, blob: bytes) -> bytes:
         """Carry out one request. Errors become a reply that says so; nothing is kept of a failed task."""
         started = time.perf_counter()
         try:
-            answer = self._run(client_id, decode(blob))
-            # A number of fixed width: the bytes of an answer are counted, and must be the same in every run.
-            return encode({**answer, "seconds": np.array(time.perf_counter() - started)})
+            done = self.carry_out(client_id, decode(blob))
+            done.keep()
         except Exception as error:
-            return encode(
-                {
-                    "ok": False,
-                    "error": type(error).__name__,
-                    "message": str(error),
-                    "traceback": traceback.format_exc(),
-                }
-            )
+            done = Carried(failure(error))
+        return finished(done.answer, started)
 
-    def _run(self, client_id: str, request: dict[str, Any]) -> dict[str, Any]:
-        task = find_task(request["task"])
-        seed, round_, step = request["seed"], request["round"], request["step"]
-        state = PrivateState(self.store, client_id, request["states"].get(client_id))
-        data = self._data_of(client_id)
-        budget = Budget(**request["budget"]) if request.get("budget") else None
-        client = Client(client_id, data, self.data.schema, state, seed, round_, self.device, budget, self.secret_noise)
-        client.turn = request.get("turn", 0)
-        with reproducible(derive(seed, "torch", task.name, *client.occasion)), measured_effort() as effort:
-            reply = task.run(client, request["fields"])
-        if reply is None or reply is not client.released:
-            raise TaskError(f'The task "{task.name}" returned something that did not go through client.release.')
-        version = None
-        if state.changed:
-            version = f"{step:06d}-{request['id']}"
-            state.save(version, step)
-        return {
+    def carry_out(self, client_id: str, request: dict[str, Any]) -> Carried:
+        """Run the task of a request; an error becomes an answer that says so."""
+        client: Client | None = None
+        try:
+            task = find_task(request["task"])
+            client = self._client(client_id, request)
+            client.answers(task.name, request["fields"])
+            with reproducible(derive(client.seed, "torch", task.name, *client.occasion)), measured_effort() as effort:
+                reply = task.run(client, request["fields"])
+            if reply is None or reply is not client.released or client.sealed is None:
+                raise TaskError(f'The task "{task.name}" returned something that did not go through client.release.')
+            if not client_id.startswith(SERVER):
+                _require_finite(client.sealed.opened())
+        except Exception as error:
+            return Carried(failure(error), guarantees=client.guarantees if client else {})
+        version = f"{request['step']:06d}-{request['id']}" if client.state.changed else None
+        answer = {
             "ok": True,
-            "fields": reply.fields(),
+            "fields": client.sealed,
             "state": version,
             "guarantees": {name: guarantee.as_dict() for name, guarantee in client.guarantees.items()},
-            "epochs": effort.examples / max(1, len(data.train)),
+            "epochs": effort.examples / max(1, client.data.public_size),
         }
+        state = client.state
+        keep = (lambda: state.save(version, request["step"])) if version else (lambda: None)
+        return Carried(answer, keep, client.guarantees)
+
+    def _client(self, client_id: str, request: dict[str, Any]) -> Client:
+        return Client(
+            client_id,
+            self._data_of(client_id),
+            self.data.schema,
+            PrivateState(self.store, client_id, request["states"].get(client_id)),
+            request["seed"],
+            request["round"],
+            self.device,
+            Budget(**request["budget"]) if request.get("budget") else None,
+            self.secret,
+            request.get("turn", 0),
+        )
 
     def _data_of(self, client_id: str) -> ClientData:
         if client_id.startswith(SERVER):
@@ -99,7 +127,28 @@ class TaskHost:
             return ClientData(nothing, nothing, nothing)
         if client_id != POOLED:
             return self.data.client(client_id)
-        return ClientData(*(self.data.pooled(part) for part in ("train", "validation", "test")))
+        return ClientData(self.data.pooled("train"), self.data.pooled("validation"), self.data.pooled("test"))
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """The answer of a task that failed."""
+    trace = "".join(traceback.format_exception(error))
+    return {"ok": False, "error": type(error).__name__, "message": str(error), "traceback": trace}
+
+
+def finished(answer: dict[str, Any], started: float) -> bytes:
+    """An answer as bytes, with the seconds that it took.
+
+    That is a number of fixed width: the bytes of an answer are counted, and must be the same in every run.
+    """
+    seconds = {"seconds": np.array(time.perf_counter() - started)} if answer["ok"] else {}
+    return encode(answer | seconds)
+
+
+def _require_finite(fields: Mapping[str, Any]) -> None:
+    broken = next(not_finite(fields), None)
+    if broken:
+        raise NotFiniteError(f'"{broken.split(".")[0]}" of the reply holds numbers that are not finite')
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedsynth.federation.payload import empty
 from fedsynth.federation.port import Failure
 from fedsynth.federation.timeline import Timeline
 from fedsynth.privacy import Guarantee, Ledger
@@ -68,7 +69,7 @@ class Participation:
         self, client: str, task: str, what: dict[str, str], fields: dict[str, Any], guarantees: dict[str, Guarantee]
     ) -> None:
         """Enter what left a client in one reply: the fields that were not empty, or that a mechanism made so."""
-        left = {name: guarantees.get(name) for name in what if name in guarantees or not _empty(fields[name])}
+        left = {name: guarantees.get(name) for name in what if name in guarantees or not empty(fields[name])}
         self.ledger.record(client, task, left, what, evaluation=task == EVALUATION)
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,10 +85,6 @@ class Participation:
         kept["ledger"] = Ledger.from_dict(kept["ledger"])
         kept["timeline"] = Timeline(**kept.get("timeline", {}))
         return cls(**kept)
-
-
-def _empty(value: Any) -> bool:
-    return value is None or (isinstance(value, dict | list) and not value)
 
 
 def _plain(value: Any) -> Any:

@@ -8,8 +8,9 @@ executes no code, and the same bytes serve the wire, the checkpoints and the pri
 from __future__ import annotations
 
 import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,18 @@ SENDABLE = frozenset(
         *(torch.float8_e4m3fn, torch.float8_e5m2),
     }
 )
+
+
+class Sealed:
+    """Named fields as they were when they were sealed: what is done to their tensors later changes nothing."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.tree = _pack(fields, "", self.tensors)
+
+    def opened(self) -> dict[str, Any]:
+        """The fields."""
+        return {name: _unpack(value, self.tensors) for name, value in self.tree.items()}
 
 
 class PayloadError(FedsynthError):
@@ -84,6 +97,10 @@ def _checksum(tree: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
 def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Sealed):
+        names = {name: _name(f"{path}/{name}", tensors) for name in value.tensors}
+        tensors.update({names[name]: tensor for name, tensor in value.tensors.items()})
+        return _renamed(value.tree, names)
     if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float | str):
         return value.item()
     if isinstance(value, torch.Tensor):
@@ -112,12 +129,26 @@ def _store(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) ->
     if tensor.dtype not in SENDABLE or tensor.layout is not torch.strided or tensor.is_meta:
         what = "without numbers" if tensor.is_meta else f"of {tensor.dtype}, {tensor.layout}"
         raise PayloadError(f'"{path}" is a tensor {what}, which cannot be sent.')
-    name = path.encode("utf-8", "replace").decode()  # names must be Unicode; keys are any Python string
-    while name in tensors or name == RESERVED:  # {"a/b": …} beside {"a": {"b": …}}
-        name += "'"
+    name = _name(path, tensors)
     # A copy of our own: safetensors refuses tensors that share memory, and views would carry their whole storage.
     tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return name
+
+
+def _name(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    name = path.encode("utf-8", "replace").decode()  # names must be Unicode; keys are any Python string
+    while name in tensors or name == RESERVED:  # {"a/b": …} beside {"a": {"b": …}}
+        name += "'"
+    return name
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A packed tree whose tensors have other names."""
+    if isinstance(value, dict):
+        if MARK in value:
+            return {**value, "name": names[value["name"]]}
+        return {key: _renamed(item, names) for key, item in value.items()}
+    return [_renamed(item, names) for item in value] if isinstance(value, list) else value
 
 
 def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -130,3 +161,28 @@ def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
         return [_unpack(item, tensors) for item in value]
     return value
+
+
+def not_finite(value: Any, path: str = "") -> Iterator[str]:
+    """Where in a tree of fields there are NaN or infinite numbers."""
+    if isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from not_finite(item, f"{path}.{key}" if path else str(key))
+    elif (
+        (isinstance(value, float) and not math.isfinite(value))
+        or (isinstance(value, torch.Tensor) and not _all_finite(value))
+        or (isinstance(value, np.ndarray) and value.dtype.kind in "fc" and not bool(np.isfinite(value).all()))
+    ):
+        yield path
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return bool(torch.isfinite(tensor.float() if tensor.dtype.itemsize == 1 else tensor).all())
+
+
+def empty(value: Any) -> bool:
+    """Whether a field says nothing by itself: it was left out, or is a list or table without entries."""
+    return value is None or (isinstance(value, dict | list | tuple) and not value)

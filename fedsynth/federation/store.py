@@ -7,11 +7,14 @@ from the versions of its checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import secrets
+import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +23,7 @@ from fedsynth.errors import FedsynthError
 from fedsynth.federation.payload import PayloadError, decode, encode
 
 LONGEST_NAME = 200
+SECRET_BYTES = 32
 KEPT_STEPS = 2  # the journal keeps its last two checkpoints, so the versions of both must stay
 
 
@@ -39,6 +43,10 @@ class StateStore:
                 f'The private state of client "{client}" ({path.name}) cannot be read: {error}'
             ) from error
         return dict(values)
+
+    def fingerprint(self, client: str, version: str) -> str:
+        """A hash of one version."""
+        return hashlib.sha256(self._path(client, version).read_bytes()).hexdigest()
 
     def readable(self, client: str, version: str) -> bool:
         """Whether a version is there and whole."""
@@ -63,8 +71,9 @@ class StateStore:
                 at = decode(self._path(client, at).read_bytes())["parent"]
             except (OSError, PayloadError):
                 break
-            if at is not None:
-                keep.add(at)
+            if at is None or at in keep:  # a request can name the version it writes as the one it comes from
+                break
+            keep.add(at)
         for path in self._path(client, version).parent.glob("*.safetensors"):
             if path.stem not in keep and self._step(path.stem) <= step:
                 path.unlink(missing_ok=True)
@@ -82,6 +91,41 @@ class StateStore:
         if not re.fullmatch(r"[0-9]+-[A-Za-z0-9_.-]+", version):
             raise FedsynthError(f'"{version}" is not the name of a state version.')
         return self.folder / safe / f"{version}.safetensors"
+
+
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """One process at a time, by a lock on a file; others wait."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def lock_of(file: Path) -> Path:
+    """The lock for a file that several processes read and write."""
+    return file.with_name(f"{file.name}.lock")
+
+
+def kept_secret(file: Path) -> bytes:
+    """The key that a file holds, made by the operating system when first asked for; its owner alone may read it."""
+    with alone(lock_of(file)):
+        if not file.is_file():
+            fresh = file.with_name(f".{file.name}.tmp")
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+                opened.write(secrets.token_bytes(SECRET_BYTES))
+                opened.flush()
+                os.fsync(opened.fileno())
+            fresh.replace(file)
+        key = file.read_bytes()
+    if len(key) != SECRET_BYTES:
+        raise FedsynthError(
+            f'The key of the noise in "{file}" is damaged: it must have {SECRET_BYTES} bytes. Delete it.'
+        )
+    return key
 
 
 def write_atomically(path: Path, content: bytes, sync: bool = True) -> None:

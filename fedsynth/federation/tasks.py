@@ -9,13 +9,17 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedsynth.errors import FedsynthError, nearest
 
+if TYPE_CHECKING:
+    from fedsynth.federation.trials import TrialMaker
+
 _REGISTRY: dict[str, Task] = {}
+RAW = "raw"
 
 
 class TaskError(FedsynthError):
@@ -43,9 +47,12 @@ class Done(Reply):
     """The reply of a task that sends nothing back."""
 
 
-def leaves(what: str, **options: Any) -> Any:
-    """Declare a field of a reply: `what` tells, in plain words, what leaves the client in it."""
-    return Field(description=what, **options)
+def leaves(what: str, *, raw: bool = False, **options: Any) -> Any:
+    """Declare a field of a reply: `what` tells, in plain words, what leaves the client in it.
+
+    `raw`: it holds records of the client as they are, or means of a few. A site keeps that unless its policy says so.
+    """
+    return Field(description=what, json_schema_extra={RAW: raw}, **options)
 
 
 class Task:
@@ -54,6 +61,7 @@ class Task:
     def __init__(self, function: Callable[..., Reply]) -> None:
         self.function = function
         self.name = function.__name__
+        self.make_trials: TrialMaker | None = None  # how what it claims is put to the test
         hints = typing.get_type_hints(function)
         self.reply_type: type[Reply] = hints.pop("return", Reply)
         if not (isinstance(self.reply_type, type) and issubclass(self.reply_type, Reply)):
@@ -67,6 +75,11 @@ class Task:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Reply:
         return self.function(*args, **kwargs)
+
+    def trial(self, maker: TrialMaker) -> TrialMaker:
+        """Declare how an audit tests what this task claims; see `trials.py`."""
+        self.make_trials = maker
+        return maker
 
     def run(self, client: Any, fields: Mapping[str, Any]) -> Reply:
         """Check the fields of a request and run the task on them."""
@@ -87,6 +100,11 @@ class Task:
         except ValidationError as error:
             raise TaskError(f'The reply to task "{self.name}" does not fit it: {_first(error)}.') from None
 
+    def raw_fields(self) -> list[str]:
+        """The fields in which records leave."""
+        extras = {name: field.json_schema_extra for name, field in self.reply_type.model_fields.items()}
+        return [name for name, extra in extras.items() if isinstance(extra, dict) and extra.get(RAW)]
+
     def leaves(self) -> dict[str, str]:
         """Field name to what leaves the client in it."""
         return {name: field.description or "" for name, field in self.reply_type.model_fields.items()}
@@ -102,6 +120,11 @@ def task(function: Callable[..., Reply]) -> Task:
         )
     _REGISTRY[made.name] = made
     return made
+
+
+def all_tasks() -> list[Task]:
+    """Every registered task, by name."""
+    return [_REGISTRY[name] for name in sorted(_REGISTRY)]
 
 
 def find_task(name: str) -> Task:

@@ -28,7 +28,8 @@ from fedsynth.methods.latent_release import (
 from fedsynth.methods.loop import Update, fit_by_rule
 from fedsynth.methods.matching import abundant_classes, decidedly_scarce, even_shortage, scarce_classes
 from fedsynth.methods.slots import Visit
-from fedsynth.privacy.guarantee import GaussianEvent, Guarantee
+from fedsynth.privacy.guarantee import Guarantee
+from fedsynth.privacy.mechanisms import gaussian_event
 
 UNCOVERED = "model weights, which are trained on the same records; numbers of examples; who takes part"
 
@@ -62,17 +63,16 @@ def name_scarce_classes(client: Client, n: int) -> ScarceClasses:
 
 @task
 def share_statistics(
-    client: Client, model: Weights, spec: ModelSpec, vae: dict[str, Any], calibration: dict[str, Any]
+    client: Client, model: Weights, spec: ModelSpec, vae: dict[str, Any], calibration: Calibration
 ) -> Statistics:
     """Encode with the broadcast encoder and release each class's statistics, once, with calibrated noise."""
-    noise = Calibration(**calibration)
     net = start_vae(client.seed, spec, VaeSpec(**vae), client.schema, model)
     x, y = client.data.train.tensors()
-    made = class_statistics(net.encode(x), y, client.schema.classes, noise, client.noise_rng("statistics"))
+    made = class_statistics(net.encode(x), y, client.schema.classes, calibration, client.noise_rng("statistics"))
     guarantee = Guarantee(
-        mechanism=f"Gaussian noise of standard deviation {noise.noise:.4f} on statistics of sensitivity "
-        f"{noise.sensitivity:.4f}",
-        events=(GaussianEvent(mu=noise.sensitivity / noise.noise),),
+        mechanism=f"Gaussian noise of standard deviation {calibration.noise:.4f} on statistics of sensitivity "
+        f"{calibration.sensitivity:.4f}",
+        events=(gaussian_event(calibration.noise, calibration.sensitivity),),
         unit="record",
         adjacency="add or remove one",
         covered="the latents, their number and their spread in every class; all that is drawn from them",

@@ -39,7 +39,7 @@ def receive_images(client: Client, images: Tensor, labels: Tensor, noise: bool =
         images = torch.from_numpy(client.rng("stand-in").random(tuple(images.shape), dtype="float32"))
     elif images.dtype == torch.uint8:
         images = images.to(torch.float32) / 255
-    keep_made(client, images, labels)
+    keep_made(client, images, labels, public=not lacking)
     return client.release(Done())
 
 
@@ -62,10 +62,10 @@ def receive_generator(
     if pool and not noise:
         labels = torch.tensor(classes, dtype=torch.int64).repeat(-(-pool // len(classes)))[:pool]
         net = load_generator(spec, client.schema.shape, client.schema.classes, generator)
-        keep_made(client, make_images(net, spec, labels, client.rng("pool")), labels)
+        keep_made(client, make_images(net, spec, labels, client.rng("pool")), labels, public=True)
     else:
-        kept = {} if noise else generator
-        client.state[MAKER] = {"generator": kept, "spec": spec.model_dump(mode="json"), "classes": classes}
+        kept = {"generator": {} if noise else generator, "spec": spec.model_dump(mode="json"), "classes": classes}
+        client.state.keep_public(MAKER, kept)
     return client.release(Done())
 
 

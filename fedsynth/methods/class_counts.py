@@ -34,7 +34,7 @@ def count_classes(client: Client, epsilon: float | None = None, delta: float = 1
         return client.release(ClassCounts(counts=let_out_counts(client)), counts=SAID_AGAIN)
     noisy, event = discrete_gaussian_histogram(counts, epsilon, delta, client.noise_rng("class counts"))
     if keep:
-        client.state[LET_OUT] = noisy
+        client.state.keep_public(LET_OUT, noisy)
     return client.release(ClassCounts(counts=noisy), counts=counts_guarantee(event))
 
 

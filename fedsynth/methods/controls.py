@@ -15,8 +15,8 @@ REAL_SAMPLES = 200  # real images of each class for the upper bound
 class RealSamples(Reply):
     """Real images, for an upper bound in a simulation."""
 
-    images: Tensor = leaves("real images")
-    labels: Tensor = leaves("their labels")
+    images: Tensor = leaves("real images", raw=True)
+    labels: Tensor = leaves("their labels", raw=True)
 
 
 @task

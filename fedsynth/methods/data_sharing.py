@@ -33,8 +33,8 @@ EXPOSED = "Real training examples with their labels left the clients and went to
 class Contribution(Reply):
     """What a client gives to the shared set."""
 
-    images: Tensor = leaves("real images (examples) of its training data, as they are")
-    labels: Tensor = leaves("the labels of these real images")
+    images: Tensor = leaves("real images (examples) of its training data, as they are", raw=True)
+    labels: Tensor = leaves("the labels of these real images", raw=True)
 
 
 @task
@@ -49,7 +49,7 @@ def contribute(client: Client, wanted: np.ndarray) -> Contribution:
 @task
 def keep_shared(client: Client, images: Tensor, labels: Tensor) -> Done:
     """Keep a part of the shared set for the rounds to come."""
-    keep_made(client, images, labels, exact=True)
+    keep_made(client, images, labels, exact=True, public=True)
     return client.release(Done())
 
 

@@ -50,8 +50,8 @@ class FaugConfig(MethodConfig):
 class Seeds(Reply):
     """Real examples."""
 
-    images: Tensor = leaves("real images")
-    labels: Tensor = leaves("their labels")
+    images: Tensor = leaves("real images", raw=True)
+    labels: Tensor = leaves("their labels", raw=True)
 
 
 class Scores(Reply):

@@ -27,8 +27,8 @@ from fedsynth.methods.slots import LocalRule, Visit
 class Averages(Reply):
     """Blended images and labels."""
 
-    images: Tensor = leaves("averages of a few images each")
-    labels: Tensor = leaves("averages of their one-hot labels")
+    images: Tensor = leaves("averages of a few images each", raw=True)
+    labels: Tensor = leaves("averages of their one-hot labels", raw=True)
 
 
 @task

@@ -69,7 +69,7 @@ class GanTrainer:
         return min(self.longest, self.visits - (index - 1) * self.longest)
 
     def planned(self, group: list[str]) -> dict[str, int]:
-        """How often a client of a group will be visited at most, where none fails: private noise answers to it."""
+        """How often a client of a group will be visited at most: private noise answers to it."""
         if self.cfg.gan_epsilon is None:
             return {}
         width = 1 if self.cfg.averaged else len(group)
@@ -79,7 +79,8 @@ class GanTrainer:
         """The GANs pass through so many clients of their groups, side by side; the losses of the last visits."""
         travelling = zip(state.gans, state.moments, self.groups, strict=True)
         start = [{"gan": g, "moments": m, **self.request, **self.planned(group)} for g, m, group in travelling]
-        routes = [self.cfg.route(group, stops, state.completed) for group in self.groups]
+        planned = self.cfg.gan_epsilon is not None
+        routes = [self.cfg.route(group, stops, state.completed, planned) for group in self.groups]
         carried = self.fed.relay(train_gan_visit, start, routes)
         state.gans = [bag.fields["gan"] for bag in carried]
         state.moments = [bag.fields["moments"] for bag in carried]

@@ -130,7 +130,7 @@ def fill_shortage(client: Client, generators: dict[str, Any], how: dict[str, Any
         copies, of = fill_classes(x, y, missing, client.rng("static"), Static(**filling.static))
         images, labels = torch.cat([images, copies]), torch.cat([labels, of])
     if len(labels):
-        keep_made(client, images, labels)
+        keep_made(client, images, labels, public=filling.noisy and filling.static is None)
     return client.release(Done())
 
 

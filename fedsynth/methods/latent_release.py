@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from fedsynth.methods.autoencoding import VaeNet
 from fedsynth.privacy import gaussian_epsilon, gaussian_sigma
+from fedsynth.privacy.mechanisms import add_gaussian
 
 COUNT_WEIGHT = 0.25  # κ: what a record adds to the released count, beside a latent of norm 1
 MOMENT_WEIGHT = 0.5  # ρ: the same for its second moment
@@ -94,13 +97,14 @@ def honest_epsilons(quota: int, latent: int, sigma: float, delta: float) -> dict
 # -- calibrated -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Calibration:
     """The noise of the calibrated release: (ε, δ) at record level, when one record is added or removed."""
 
-    epsilon: float
-    delta: float
-    clip: float = 1.0  # longest latent (minus ½) as a share of the longest possible
+    epsilon: float = Field(ge=1e-6, le=1e6)
+    delta: float = Field(gt=0, lt=1)
+    # longest latent (minus ½) as a share of the longest possible
+    clip: float = Field(default=1.0, ge=1e-6, le=1)
     moments: bool = True
 
     @property
@@ -119,9 +123,14 @@ class Calibration:
 
 
 def class_statistics(z: Tensor, y: Tensor, classes: int, calibration: Calibration, rng: np.random.Generator) -> Tensor:
-    """Per class (Σ x/C, κ N, ρ Σ x²/(C/2)) + N(0, s²), with x = z − ½ clipped to norm C."""
+    """Per class (Σ x/C, κ N, ρ Σ x²/(C/2)) + N(0, s²), with x = z − ½ clipped to norm C.
+
+    A record whose latent is not finite adds nothing: the encoder came from the server, which can make it so.
+    """
     c = calibration.longest(z.shape[1])
-    x = (z - 0.5).double()
+    finite = torch.isfinite(z).all(1)
+    z, y = z[finite], y[finite]
+    x = (z - 0.5).double().clamp(-0.5, 0.5)
     x = x * (c / x.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1)
     blocks = [x / c, torch.full((len(x), 1), COUNT_WEIGHT, dtype=torch.float64)]
     if calibration.moments:
@@ -129,7 +138,7 @@ def class_statistics(z: Tensor, y: Tensor, classes: int, calibration: Calibratio
         blocks.append(MOMENT_WEIGHT * x.square() / (c / 2))
     rows = torch.cat(blocks, 1)
     sums = torch.zeros((classes, rows.shape[1]), dtype=torch.float64).index_add_(0, y, rows)
-    return sums + torch.from_numpy(rng.normal(0.0, calibration.noise, tuple(sums.shape)))
+    return add_gaussian(sums, calibration.noise, rng)
 
 
 @dataclass(frozen=True)

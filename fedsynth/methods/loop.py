@@ -25,6 +25,7 @@ from fedsynth.methods.protection import (
     all_guarantees,
     bare_noise_guarantee,
     check_data_and_tuning,
+    check_here,
     check_protection,
     chosen_protection,
     planned_effort,
@@ -186,6 +187,8 @@ def train(
     """Train the received model on the client's data and send it back, protected where the request says how."""
     received = model if keeps == "nothing" else own_weights(client, model, spec)
     net = instantiate(spec, client.schema.shape, client.schema.classes, received).to(client.device)
+    if protection is not None and protection.proves:
+        check_here(protection, LocalRule.parse(rule), LocalData.parse(data["rule"]) if data else OwnExamples(), net)
     x, y = local_examples(client, net, data)
     visit = Visit(client, net, received, training, y, sent)
     if protection is not None and protection.proves:
@@ -213,6 +216,7 @@ class MaskedUpdate(Reply):
 @task
 def train_masked(client: Client, secure: SecureRound, request: dict[str, Any]) -> MaskedUpdate:
     """Train as `train` does on this request, and let the update out as a part of a sum only."""
+    client.answers(train.name, request)  # asked for again, in a sum with other masks, it is the same update
     update = train.run(client, request)
     assert isinstance(update, Update)
     weight = 1 if secure.equal else update.examples
@@ -231,7 +235,7 @@ def train_protected(
         if protection.updates == "dp_sgd":
             loss = LocalRule.parse(rule).record_loss(visit)
             guarantee = private_fit(client, net, x, visit.labels, visit.training, protection, loss)
-            shared = model | only(shared_entries(client, net, keeps), names)
+            shared = model | only(shared_entries(client, net, keeps, protected=True), names)
         else:
             fit_by_rule(visit, rule, x, visit.labels)
             trained, noise = shared_entries(client, net, keeps), client.noise_rng(NOISE)
@@ -264,12 +268,13 @@ def fit_by_rule(
     return result, local.finish(visit, result)
 
 
-def shared_entries(client: Client, net: nn.Module, keeps: Kept) -> Weights:
+def shared_entries(client: Client, net: nn.Module, keeps: Kept, protected: bool = False) -> Weights:
     """The weights that may leave; the client puts the others aside for the next round."""
     weights = weights_of(net)
     held = kept_entries(net, keeps)
     if held:
-        client.state["kept"] = {name: weights[name] for name in held}
+        put = client.state.keep_public if protected else client.state.__setitem__
+        put("kept", {name: weights[name] for name in held})
     return {name: entry for name, entry in weights.items() if name not in held}
 
 

@@ -15,18 +15,26 @@ MADE = "made"  # in the private state
 
 
 def keep_made(
-    client: Client, images: Tensor, labels: Tensor, *, exact: bool = False, own: Tensor | None = None
+    client: Client,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    exact: bool = False,
+    own: Tensor | None = None,
+    public: bool = False,
 ) -> None:
     """Keep examples for the rounds to come, in place of those kept before.
 
     They are stored as bytes, a quarter of the size: pixels between 0 and 1 are rounded to 1/255, which no made image
     suffers from. Others, and those that must stay `exact`, are stored as they are. `own` are the rows of the client's
-    own examples that it goes on to train on, where it shall not use all.
+    own examples that it goes on to train on, where it shall not use all. `public`: neither the images nor how many of
+    which class follow from its records but through protected releases; only then can it train on them by DP-SGD.
     """
     if not exact and images.is_floating_point() and images.numel() and images.min() >= 0 and images.max() <= 1:
         images = (images * 255).round().to(torch.uint8)
     kept = {"images": images, "labels": labels.to(torch.int64)}
-    client.state[MADE] = kept if own is None else kept | {"own": own}
+    keep = client.state.keep_public if public and own is None else client.state.__setitem__
+    keep(MADE, kept if own is None else kept | {"own": own})
 
 
 def made_by(client: Client) -> tuple[Tensor, Tensor] | None:

@@ -50,7 +50,8 @@ def mediated_loop(
     slots = grouped_slots(fed, cfg, **own)
     net = start_model(fed.seed, cfg.model, fed.schema)
     trained = {name for name, _ in net.named_parameters()}
-    prepare_objective(fed, slots, chosen_protection(cfg))
+    protection = chosen_protection(cfg, visits=cfg.mediator_epochs)
+    prepare_objective(fed, slots, protection)
     state = State(model=weights_of(net), memory={}, completed={}, personal="", no_global="")
     groups = in_order(fed, groups)
     for index in fed.rounds(phase, cfg.train.rounds, state):
@@ -58,7 +59,6 @@ def mediated_loop(
         setting = Setting(trained, len(fed.clients), training.lr, training.momentum)
         chosen = set(fed.sample(cfg.train.fraction))
         members = [[client for client in group if client in chosen] for group in groups]
-        protection = chosen_protection(cfg)
         start: dict[str, Any] = {
             "model": state.model,
             "spec": cfg.model,
@@ -69,7 +69,9 @@ def mediated_loop(
             **({"protection": protection} if protection else {}),
             **slots.extras(fed, state.memory, index),
         }
-        routes = [cfg.route(group, len(group) * cfg.mediator_epochs, state.completed) for group in members]
+        planned = cfg.privacy.target is not None
+        stops = [len(group) * cfg.mediator_epochs for group in members]
+        routes = [cfg.route(*way, state.completed, planned) for way in zip(members, stops, strict=True)]
         carried = fed.relay(train, start, routes)
         state.completed = dict(Counter(state.completed) + Counter(c for bag in carried for c in bag.visited))
         updates = {f"group {number}": group_update(bag) for number, bag in enumerate(carried) if bag.visited}

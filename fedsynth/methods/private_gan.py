@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedsynth.federation import Client
-from fedsynth.methods.protection import Protection, calibrated_noise
+from fedsynth.methods.protection import NUMBER_PUBLIC, Protection, calibrated_noise
 from fedsynth.privacy import Guarantee
 from fedsynth.privacy.dpsgd import dp_rate
 from fedsynth.privacy.guarantee import SampledGaussianEvent
@@ -33,9 +33,19 @@ def private_gan_fit(
     noise = protection.noise
     if noise is None:
         critic_steps = max(1, visits * steps * training.critic_steps)
-        noise = calibrated_noise(client, CALIBRATED, protection, dp_rate(len(x), training.batch_size), critic_steps)
+        rate = dp_rate(client.data.public_size, training.batch_size)
+        noise = calibrated_noise(client, CALIBRATED, protection, rate, critic_steps)
     fit = train_gan_private(
-        net, x, y, training, steps, protection.clip, noise, client.rng("gan"), client.noise_rng("gan noise"), known
+        net,
+        x,
+        y,
+        training,
+        steps,
+        protection.clip,
+        noise,
+        client.noise_rng("gan"),
+        known,
+        size=client.data.public_size,
     )
     return Guarantee(
         mechanism=f"DP-SGD of the critic, gradients clipped to {protection.clip:g}, noise multiplier {noise:.4g}",
@@ -43,5 +53,5 @@ def private_gan_fit(
         unit="record",
         adjacency="add or remove one",
         covered="the weights of critic and generator, and all images made with them",
-        not_covered="the number of examples, which decides the sampling rate; who takes part",
+        not_covered=NUMBER_PUBLIC,
     )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError
@@ -43,30 +43,40 @@ from fedsynth.privacy import (
     gaussian_sigma,
     sampled_gaussian_noise,
 )
-from fedsynth.privacy.config import NoiseAt
-from fedsynth.privacy.dpsgd import Loss, dp_fit, dp_rate, dp_steps
+from fedsynth.privacy.config import LARGEST, SMALLEST, NoiseAt
+from fedsynth.privacy.dpsgd import Loss, check_model, dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.mechanisms import add_gaussian, add_laplace, clip_weights
 from fedsynth.privacy.words import EVERY_UPDATE
 
 CALIBRATED = "calibrated noise"  # in the private state: the search takes seconds and is done once
 NOISE = "update noise"  # the purpose of the random numbers
 SAFE = 1 + 1e-12  # rounding must not bring ε past its target
+NUMBER_PUBLIC = "the number of examples, which is taken as public: it decides sampling rate and divisor; who takes part"
 CONSTANTS: dict[str, Any] = {"examples": 1, "loss": 0.0, "steps": 0, "extra": {}}
 """What a protected update says beside the weights."""
 
 
 class Protection(BaseModel):
-    """What clients are told about protecting updates. Without `noise`, each one calibrates its own to `target`."""
+    """What clients are told about protecting updates. Without `noise`, each one calibrates its own to `target`.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    A client checks it: who asks may be lying. `rounds` is how often a client will be asked to train, at most.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     updates: Literal["dp_sgd", "clipped", "laplace", "gaussian"]
-    clip: float
-    noise: float | None
+    clip: float = Field(ge=SMALLEST, le=LARGEST)
+    noise: float | None = Field(ge=SMALLEST, le=LARGEST)
     noise_at: NoiseAt
-    target: float | None
-    delta: float
-    rounds: int
+    target: float | None = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    rounds: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _has_noise(self) -> Protection:
+        if self.noise is None and (self.target is None or self.updates != "dp_sgd"):
+            raise ValueError("a noise is missing, or a target that a client can calibrate one to")
+        return self
 
     @property
     def proves(self) -> bool:
@@ -88,9 +98,12 @@ class Protection(BaseModel):
 # -- at the server --------------------------------------------------------------------------------------------------
 
 
-def chosen_protection(cfg: MethodConfig) -> Protection | None:
-    """What the experiment asks for; noise on clipped updates is calibrated here, by the closed form."""
-    privacy, rounds = cfg.privacy, max(1, cfg.train.rounds)
+def chosen_protection(cfg: MethodConfig, visits: int = 1) -> Protection | None:
+    """What the experiment asks for; noise on clipped updates is calibrated here, by the closed form.
+
+    `visits` is how often a client trains in a round, at most.
+    """
+    privacy, rounds = cfg.privacy, max(1, cfg.train.rounds * visits)
     if privacy.updates == "none":
         return None
     noise: float | None = privacy.noise
@@ -113,16 +126,9 @@ def chosen_protection(cfg: MethodConfig) -> Protection | None:
 def check_protection(protection: Protection, train: TrainConfig, objective: LocalRule, aggregator: Aggregator) -> None:
     """Refuse what cannot be protected, before anything has left a client."""
     wanted = f'privacy.updates = "{protection.updates}"'
-    for value in (objective, aggregator):
-        if value.unprotected:
-            raise ConfigError(f'{wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.')
-    if protection.updates == "dp_sgd" and not objective.by_record:
-        known = LocalRule.known.items()
-        possible = " or ".join(f'"{n}"' for n, rule in known if issubclass(rule, LocalRule) and rule.by_record)
-        raise ConfigError(
-            f'{wanted} cannot be used with objective "{objective.name}": the loss of every record must be clipped by '
-            f'itself, and this one is not made for that. Set method.objective = {possible}, or updates = "clipped".'
-        )
+    check_objective(protection, objective)
+    if aggregator.unprotected:
+        raise ConfigError(f'{wanted} cannot be used with aggregator "{aggregator.name}": {aggregator.unprotected}.')
     if protection.updates == "dp_sgd" and train.max_grad_norm is not None:
         raise ConfigError(
             f"{wanted} cannot be used with train.max_grad_norm: privacy.clip shortens the gradient of every record."
@@ -134,14 +140,26 @@ def check_protection(protection: Protection, train: TrainConfig, objective: Loca
         )
 
 
+def check_objective(protection: Protection, objective: LocalRule) -> None:
+    """Refuse an objective whose updates cannot be protected; clients do, too."""
+    wanted = f'privacy.updates = "{protection.updates}"'
+    if objective.unprotected:
+        raise ConfigError(f'{wanted} cannot be used with objective "{objective.name}": {objective.unprotected}.')
+    if protection.updates == "dp_sgd" and not objective.by_record:
+        known = LocalRule.known.items()
+        possible = " or ".join(f'"{n}"' for n, rule in known if issubclass(rule, LocalRule) and rule.by_record)
+        raise ConfigError(
+            f'{wanted} cannot be used with objective "{objective.name}": the loss of every record must be clipped by '
+            f'itself, and this one is not made for that. Set method.objective = {possible}, or updates = "clipped".'
+        )
+
+
 def check_data_and_tuning(protection: Protection, local_data: LocalData, after: AfterAggregate) -> None:
     """The same for what clients train on and for what the server does to the aggregate."""
     wanted = f'privacy.updates = "{protection.updates}"'
-    for value in (local_data, after):
-        if value.unprotected:
-            raise ConfigError(f'{wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.')
-    if not isinstance(local_data, OwnExamples) and not (protection.updates == "dp_sgd" and local_data.post_processing):
-        raise ConfigError(f'{wanted} cannot be used with local_data "{local_data.name}": it is for own examples.')
+    check_local_data(protection, local_data)
+    if after.unprotected:
+        raise ConfigError(f'{wanted} cannot be used with after "{after.name}": {after.unprotected}.')
     if after.asks_clients:
         raise ConfigError(
             f'{wanted} cannot be used with after "{after.name}" where it asks the clients: what they would answer is '
@@ -154,6 +172,15 @@ def check_data_and_tuning(protection: Protection, local_data: LocalData, after: 
         )
 
 
+def check_local_data(protection: Protection, local_data: LocalData) -> None:
+    """Refuse to protect training on what follows from records in ways that no proof is about; clients do, too."""
+    wanted = f'privacy.updates = "{protection.updates}"'
+    if local_data.unprotected:
+        raise ConfigError(f'{wanted} cannot be used with local_data "{local_data.name}": {local_data.unprotected}.')
+    if not isinstance(local_data, OwnExamples) and not (protection.updates == "dp_sgd" and local_data.post_processing):
+        raise ConfigError(f'{wanted} cannot be used with local_data "{local_data.name}": it is for own examples.')
+
+
 def with_server_noise(
     mean: Weights, names: Collection[str], replies: int, protection: Protection, rng: np.random.Generator
 ) -> Weights:
@@ -163,6 +190,14 @@ def with_server_noise(
 
 
 # -- at a client ----------------------------------------------------------------------------------------------------
+
+
+def check_here(protection: Protection, objective: LocalRule, local_data: LocalData, net: nn.Module) -> None:
+    """What a proof rests on, checked where the data is: the server's own checks may have been left out."""
+    check_objective(protection, objective)
+    check_local_data(protection, local_data)
+    if protection.updates == "dp_sgd":
+        check_model(net)
 
 
 @contextmanager
@@ -177,7 +212,8 @@ def private_fit(
     client: Client, net: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, protection: Protection, loss: Loss
 ) -> Guarantee:
     """Train by DP-SGD; what that proves about the weights. Made examples among (x, y) are treated like records."""
-    noise = client_noise(client, len(x), training, protection)
+    size = client.data.public_size + len(x) - len(client.data.train)
+    noise = client_noise(client, size, training, protection)
     done = dp_fit(
         net,
         x,
@@ -186,9 +222,10 @@ def private_fit(
         batch_size=training.batch_size,
         clip=protection.clip,
         noise=noise,
-        rng=client.noise_rng("dp-sgd"),  # batches too: who is in them must stay as secret as the noise
+        rng=client.noise_rng("dp-sgd"),
         optimizer=make_optimizer(net.parameters(), training),
         loss=loss,
+        size=size,
     )
     assert done.event is not None
     return Guarantee(
@@ -197,7 +234,7 @@ def private_fit(
         unit="record",
         adjacency="add or remove one",
         covered="the weights",
-        not_covered="the number of examples, which decides the sampling rate; who takes part",
+        not_covered=NUMBER_PUBLIC,
     )
 
 
@@ -216,7 +253,8 @@ def calibrated_noise(client: Client, place: str, protection: Protection, rate: f
     kept = client.state.get(place)
     if kept is None or kept["for"] != wanted:
         noise = sampled_gaussian_noise(protection.target, protection.delta, rate, steps) * SAFE
-        client.state[place] = kept = {"for": wanted, "noise": noise}
+        kept = {"for": wanted, "noise": noise}
+        client.state.keep_public(place, kept)
     return float(kept["noise"])
 
 
@@ -278,6 +316,7 @@ def update_guarantee(protection: Protection) -> Guarantee:
         adjacency="add or remove one",
         covered="what everybody but the server can learn",
         not_covered=f"the server, {EVERY_UPDATE}; who takes part",
+        against="all but the server",
     )
 
 

@@ -93,7 +93,7 @@ class Opened(Reply):
 def offer_keys(client: Client, session: str, scope: Scope | None = None) -> OfferedKeys:
     """Make the secrets of a new sum, and tell what is public of them."""
     secrets = Secrets.new()
-    client.state[KEPT] = {"session": session, "secrets": vars(secrets)}
+    client.state.keep_public(KEPT, {"session": session, "secrets": vars(secrets)})
     return client.release(OfferedKeys(keys=secrets.public()), **no_data(scope, "keys"))
 
 
@@ -105,8 +105,8 @@ def share_secrets(
     kept, secrets = under_way(client, session)
     check_keys(client.id, secrets.public(), keys, threshold)
     shares, own = shares_for(client.id, secrets, keys, threshold)
-    client.state[KEPT] = kept | {"keys": {name: list(pair) for name, pair in keys.items()}}
-    client.state[KEPT] |= {"threshold": threshold, "own": list(own)}
+    agreed = {"keys": {name: list(pair) for name, pair in keys.items()}, "threshold": threshold, "own": list(own)}
+    client.state.keep_public(KEPT, kept | agreed)
     return client.release(SharedSecrets(shares=shares), **no_data(scope, "shares"))
 
 
@@ -119,7 +119,7 @@ def masked(client: Client, secure: SecureRound, values: Values, weight: int) -> 
     if client.id not in peers or not peers <= set(keys) or len(peers) < kept["threshold"]:
         raise SecureSumError("The list of those who shared their secrets does not fit the list of keys.")
     words = under_masks(client.id, secrets, keys, peers, to_words(values, weight, len(keys)))
-    client.state[KEPT] = kept | {"peers": sorted(peers)}
+    client.state.keep_public(KEPT, kept | {"peers": sorted(peers)})
     return torch.from_numpy(words)
 
 
@@ -172,9 +172,10 @@ def secured(guarantee: Guarantee | None, clients: int) -> Guarantee:
         return Guarantee.none(
             mechanism=masks,
             not_covered="the sum, which the server learns; a server that does not keep to the protocol; who takes part",
-        )
+        ).model_copy(update={"masked": True})
     seen = guarantee.not_covered.replace(EVERY_UPDATE, "which sees the sum before its noise")
-    return guarantee.model_copy(update={"mechanism": f"{guarantee.mechanism}; {masks}", "not_covered": seen})
+    told = {"mechanism": f"{guarantee.mechanism}; {masks}", "not_covered": seen, "masked": True}
+    return guarantee.model_copy(update=told)
 
 
 # -- at the server --------------------------------------------------------------------------------------------------

@@ -22,15 +22,19 @@ class OrderSettings(BaseModel):
     interval: int = Field(2, ge=0, description="least_completed: others that must be chosen between two turns of one")
 
     def route(
-        self, members: Sequence[str], visits: int, completed: Mapping[str, int]
+        self, members: Sequence[str], visits: int, completed: Mapping[str, int], planned: bool = False
     ) -> Sequence[str] | Callable[[Relayed], str | None]:
-        """A route for `fed.relay` with so many completed visits, if it can be done; `completed` is the table so far."""
+        """A route for `fed.relay` with so many completed visits, if it can be done; `completed` is the table so far.
+
+        `planned`: nobody is visited more often than if none were missed, because noise was calibrated to that.
+        """
         if not members:
             return []
         if self.order == "fixed":
             return [members[stop % len(members)] for stop in range(visits)]
         turns = -(-visits // len(members))
-        return LeastCompletedFirst(members, visits, completed, self.cap * turns, min(self.interval, len(members) - 1))
+        cap = turns if planned else self.cap * turns
+        return LeastCompletedFirst(members, visits, completed, cap, min(self.interval, len(members) - 1))
 
 
 class LeastCompletedFirst:

@@ -62,7 +62,8 @@ def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
         nobody.data = Nobody(data.schema)
         device = check_setting(experiment, data)
         try:
-            return carry_out(experiment, data, engine, device, folder, shown, secret_noise=not rehearsal)
+            secret = None if rehearsal else folder.secret
+            return carry_out(experiment, data, engine, device, folder, shown, secret=secret)
         finally:
             engine.close()
 

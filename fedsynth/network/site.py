@@ -151,7 +151,7 @@ def load_site_data(config: SiteConfig) -> SiteData:
     parts = [train.subset(rows[cuts[i] : cuts[i + 1]]) for i in range(3)]
     if source.test is not None:
         parts[2] = renumbered(source.test, source.schema, schema)
-    return SiteData(config.name, schema, ClientData(*parts))
+    return SiteData(config.name, schema, ClientData(parts[0], parts[1], parts[2]))
 
 
 def misfits(source: Source, schema: Schema) -> list[str]:
@@ -197,7 +197,8 @@ def open_site(config: SiteConfig) -> Site:
         config.policy,
         about_site(config, data),
         config.device,
-        secret_noise=config.rehearsal is None,
+        # A rehearsal gives the bits of a simulation, noise included; a policy that is strict is strict there too.
+        secret_noise=config.rehearsal is None or not config.policy.unprotected,
     )
 
 

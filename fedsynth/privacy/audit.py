@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import ndtri
@@ -23,7 +23,7 @@ Draw = Callable[[int, np.random.Generator], float]
 Profile = Mapping[float, float]
 """What is claimed: an ε for each of some δ."""
 
-OTHER_DELTAS = (0.01, 0.1, 0.3)  # at which a claim is tested beside its own δ
+OTHER_DELTAS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)  # at which a claim is tested beside its own δ
 FEWEST_RUNS = 20
 TOO_FEW = 1e-12  # of a rate: nothing to divide by
 
@@ -77,14 +77,21 @@ def two_worlds(
     if np.isnan(scores).any():
         raise ConfigError("An audit needs a number from every run, and some runs gave none (nan).")
     half = runs // 2
+    return replace(bounded(scores[:, :half], scores[:, half:], delta, confidence, claim), runs=runs)
+
+
+def bounded(
+    choosing: np.ndarray, judged: np.ndarray, delta: float, confidence: float, claim: Profile | None
+) -> LowerBound:
+    """A lower bound of ε from scores (world, run): the first choose an event, the others, drawn apart, evaluate it."""
     error = (1 - confidence) / 2  # for each of the two bounds
-    direction, threshold, likelier = _choose(scores[:, :half], delta, error, claim)
-    sides = direction * scores[:, half:] >= direction * threshold
+    direction, threshold, likelier = _choose(choosing, delta, error, claim)
+    sides = direction * judged >= direction * threshold
     hits = sides.sum(axis=1)
     count = sides.shape[1]
     tpr = float(_low(hits[likelier], count, error))
     fpr = float(_high(hits[1 - likelier], count, error))
-    return LowerBound(float(_bound(np.array(tpr), np.array(fpr), delta)), delta, confidence, runs, tpr, fpr)
+    return LowerBound(float(_bound(np.array(tpr), np.array(fpr), delta)), delta, confidence, count, tpr, fpr)
 
 
 def _choose(scores: np.ndarray, delta: float, error: float, claim: Profile | None) -> tuple[int, float, int]:

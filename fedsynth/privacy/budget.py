@@ -1,7 +1,8 @@
-"""What a client has spent, and how much it may: adding up guarantees of the same unit and adjacency."""
+"""What a client has spent, and how much it may: adding up guarantees, by unit and adjacency and over all of them."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +12,16 @@ from pydantic import TypeAdapter
 
 from fedsynth.errors import FedsynthError
 from fedsynth.privacy.accounting import epsilon, epsilon_bound
-from fedsynth.privacy.guarantee import Event, Guarantee, Scope
+from fedsynth.privacy.guarantee import (
+    DiscreteGaussianEvent,
+    Event,
+    GaussianEvent,
+    Guarantee,
+    LaplaceEvent,
+    PureEvent,
+    SampledGaussianEvent,
+    Scope,
+)
 
 ROUNDING = 1e-9  # noise calibrated to the budget itself must fit it
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
@@ -47,6 +57,20 @@ class Spending:
         """ε of everything in one scope; 0 where nothing was released."""
         return epsilon(self.events.get(scope, Counter()), delta)
 
+    def together(self) -> tuple[Scope, Counter[Event]]:
+        """All events as if they were about one and the same record, and what their ε is then about.
+
+        What hides a whole client hides each of its records. Where a client comes or goes, changing one of its records
+        is two such steps: twice the sensitivity.
+        """
+        if len(self.events) == 1:
+            return next(iter(self.events.items()))
+        total: Counter[Event] = Counter()
+        for scope, events in self.events.items():
+            for event, times in events.items():
+                total[_twice(event) if scope == ("client", "add or remove one") else event] += times
+        return ("record", "add or remove one"), total
+
     def as_list(self) -> list[Any]:
         """JSON-ready."""
         return [
@@ -67,7 +91,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest ε that a client may reach by its protected releases, for each unit and adjacency by itself."""
+    """The largest ε that a client may reach by its protected releases, all units and adjacencies together."""
 
     epsilon: float
     delta: float
@@ -75,13 +99,26 @@ class Budget:
     def exceeded(self, spending: Spending) -> tuple[Scope, float] | None:
         """Where, and with which ε, the spending is past the budget; None when it is not."""
         most = self.epsilon * (1 + ROUNDING)
-        for scope, events in sorted(spending.events.items()):
-            if epsilon_bound(events, self.delta) <= most:  # quick, and enough most of the time
-                continue
-            total = epsilon(events, self.delta)
-            if total > most:
-                return scope, total
-        return None
+        scope, events = spending.together()
+        if epsilon_bound(events, self.delta) <= most:  # quick, and enough most of the time
+            return None
+        total = epsilon(events, self.delta)
+        return (scope, total) if total > most else None
+
+
+def _twice(event: Event) -> Event:
+    """An event with twice its sensitivity."""
+    match event:
+        case GaussianEvent(mu=mu):
+            return GaussianEvent(mu=2 * mu)
+        case LaplaceEvent(scale=scale):
+            return LaplaceEvent(scale=scale / 2)
+        case PureEvent(epsilon=each):
+            return PureEvent(epsilon=2 * each)
+        case SampledGaussianEvent(noise=noise, steps=steps):
+            return GaussianEvent(mu=2 * math.sqrt(steps) / noise)  # sampling only helps, so it is left out
+        case DiscreteGaussianEvent():
+            raise AssertionError("noise on counts is about records")
 
 
 def say_epsilon(value: float, scope: Scope, delta: float) -> str:

@@ -43,6 +43,11 @@ class PrivacyConfig(BaseModel):
     target: float | None = Field(
         None, gt=0, description="ε over all rounds that the noise is calibrated to, in place of noise"
     )
+    secret_noise: bool = Field(
+        True,
+        description="privacy noise comes from a key of the run's own, deleted when the run is done; false: from the "
+        "seed, so that a run can be repeated to the bit; an ε then holds only against those who do not know the seed",
+    )
     secure_aggregation: bool = Field(
         False,
         description="the server learns the sum of a round's updates and no single one; needs fedsynth[flower], and a "

@@ -1,6 +1,11 @@
 """DP-SGD (Abadi et al. 2016): every record's gradient is clipped, their sum gets noise, batches are Poisson samples.
 
-What it proves is about one record, added or removed. The number of examples is taken as known: it decides the rate.
+What it proves is about one record, added or removed, beside a number of records that is public: that number decides
+the sampling rate, the number of steps and the divisor, whatever the true one is.
+
+All that is random here is part of the proof and must be secret: who is in a batch, the noise, and what the network
+draws for each record (dropout, a sampled latent). Were it known and dealt by position in the batch, one record more
+would change what all later ones get.
 """
 
 from __future__ import annotations
@@ -56,20 +61,23 @@ def dp_fit(
     optimizer: Stepper | None = None,
     lr: float | None = None,
     loss: Loss = F.cross_entropy,
+    size: int | None = None,
 ) -> PrivateFit:
     """Train the model in place, privately per record.
 
-    A step takes every example by itself with chance q = batch_size / n (at most 1). There are epochs · ⌈n / batch_size⌉
-    steps. The clipped gradients are summed, get Gaussian noise of standard deviation noise · clip, and are divided by
-    the expected size of a batch, q · n. A batch that happens to be empty takes a step of pure noise.
+    With n = `size`, the public number of examples (how many there are, unless given): a step takes every example by
+    itself with chance q = batch_size / n (at most 1). There are epochs · ⌈n / batch_size⌉ steps. The clipped gradients
+    are summed, get Gaussian noise of standard deviation noise · clip, and are divided by q · n. A batch that happens
+    to be empty takes a step of pure noise.
     Give an `optimizer` of the model's parameters, or `lr` alone for plain gradient descent.
-    `loss` gets the scores and labels of one example as a batch of one.
+    `loss` gets the scores and labels of one example as a batch of one. `rng` must be secret.
     """
     check_model(model)
     if len(x) != len(y):
         raise UserError(f"There are {len(x)} examples but {len(y)} labels; every example needs one.")
-    rate = dp_rate(len(x), batch_size)
-    steps = dp_steps(len(x), batch_size, epochs)
+    size = len(x) if size is None else size
+    rate = dp_rate(size, batch_size)
+    steps = dp_steps(size, batch_size, epochs)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     stepper = optimizer or torch.optim.SGD(trained.values(), lr=_given(lr))
     like = next(iter(trained.values()))
@@ -77,18 +85,30 @@ def dp_fit(
     summed = _ClippedSum(model, loss, clip)
     model.train()
     seen = 0
-    for _ in range(steps):
-        rows = np.flatnonzero(rng.random(len(x)) < rate)
-        seen += len(rows)
-        totals = summed(x, y, rows)
-        for name, parameter in trained.items():
-            drawn = rng.standard_normal(tuple(parameter.shape), dtype=np.float32)
-            noisy = totals[name] + noise * clip * torch.from_numpy(drawn).to(parameter.device, parameter.dtype)
-            parameter.grad = torch.empty_like(parameter).copy_(noisy / (rate * len(x)))
-        stepper.step()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        for _ in range(steps):
+            rows = poisson_batch(len(x), rate, rng)
+            seen += len(rows)
+            _seed_network(int(rng.integers(2**63)))
+            noisy = noisy_sum(summed(x, y, rows), noise * clip, rng)
+            parts = (noisy / (rate * size)).split([p.numel() for p in trained.values()])
+            for parameter, part in zip(trained.values(), parts, strict=True):
+                parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
+            stepper.step()
     model.zero_grad(set_to_none=True)
     event = SampledGaussianEvent(rate=rate, noise=noise, steps=steps) if noise > 0 else None
     return PrivateFit(steps, seen, event)
+
+
+def poisson_batch(examples: int, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """The rows of a batch: every example by itself, with the same chance."""
+    return np.flatnonzero(rng.random(examples) < rate)
+
+
+def noisy_sum(total: Tensor, std: float, rng: np.random.Generator) -> Tensor:
+    """A sum of clipped gradients with its noise, in float64: rounding must not add to what one record can move."""
+    drawn = torch.from_numpy(rng.standard_normal(len(total), dtype=np.float32))
+    return total.double() + std * drawn.to(total.device)
 
 
 def dp_rate(examples: int, batch_size: int) -> float:
@@ -130,18 +150,24 @@ class _ClippedSum:
 
         self.gradients = vmap(grad(loss_of_one), in_dims=(None, None, 0, 0), randomness="different")
 
-    def __call__(self, x: Tensor, y: Tensor, rows: np.ndarray) -> Gradients:
+    def __call__(self, x: Tensor, y: Tensor, rows: np.ndarray) -> Tensor:
+        """One long vector, the parameters one after the other."""
         now = {name: p.detach() for name, p in self.trained.items()}
-        totals = {name: torch.zeros_like(p) for name, p in now.items()}
+        total = torch.zeros(sum(p.numel() for p in now.values()), dtype=torch.float64, device=y.device)
         for chunk in torch.from_numpy(rows).to(y.device).split(self.chunk):
             if len(chunk) == 0:
                 continue
             each = self.gradients(now, self.fixed, x[chunk], y[chunk])
-            flat = torch.cat([g.reshape(len(chunk), -1) for g in each.values()], dim=1)
-            total = clip_rows(flat, self.clip).sum(0)
-            for name, part in zip(each, total.split([now[name].numel() for name in each]), strict=True):
-                totals[name] += part.reshape(now[name].shape)
-        return totals
+            flat = torch.cat([each[name].reshape(len(chunk), -1) for name in now], dim=1)
+            total += clip_rows(flat, self.clip).sum(0, dtype=torch.float64)
+        return total
+
+
+def _seed_network(seed: int) -> None:
+    """For what the network draws, record by record. `torch.manual_seed` does the same, and takes a millisecond."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _given(lr: float | None) -> float:

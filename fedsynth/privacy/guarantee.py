@@ -6,6 +6,7 @@ A field that leaves a client without a `Guarantee` is unprotected. A mechanism t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -14,6 +15,21 @@ Unit = Literal["record", "client"]
 Adjacency = Literal["add or remove one", "replace one"]
 Scope = tuple[Unit, Adjacency]
 """What an ε is about: whose presence it hides, and what counts as a neighbouring data set."""
+
+Against = Literal[
+    "everybody",
+    "all but the server",
+    "all but holders of the seed",
+    "all but the server and holders of the seed",
+]
+"""Against whom a guarantee holds. The server sends the seed with every request: it always holds it."""
+
+_EXCEPTED: dict[Against, frozenset[str]] = {
+    "everybody": frozenset(),
+    "all but the server": frozenset({"server"}),
+    "all but holders of the seed": frozenset({"seed"}),
+    "all but the server and holders of the seed": frozenset({"server", "seed"}),
+}
 
 LARGEST = 1e12  # of any number here: far beyond sense, and safe to square and to add up
 LARGEST_DISCRETE = 1e4  # noise on counts: its distribution is written out, value by value
@@ -77,6 +93,8 @@ class Guarantee(_Frozen):
     not_covered: str = ""
     claimed: str = Field("", description="what a paper claims, or other numbers worth showing, in words")
     proven: bool = True
+    against: Against = "everybody"
+    masked: bool = Field(False, description="the server reads it as a part of a sum only")
 
     @model_validator(mode="after")
     def _consistent(self) -> Guarantee:
@@ -88,6 +106,8 @@ class Guarantee(_Frozen):
             raise ValueError('sampling is accounted for "add or remove one" only')
         if self.adjacency == "replace one" and any(isinstance(e, DiscreteGaussianEvent) for e in self.events):
             raise ValueError('noise on counts is accounted for "add or remove one" only')
+        if self.unit == "client" and any(isinstance(e, DiscreteGaussianEvent) for e in self.events):
+            raise ValueError("noise on counts is accounted per record only")
         return self
 
     @classmethod
@@ -100,6 +120,33 @@ class Guarantee(_Frozen):
         """What its ε is about; guarantees of different scopes cannot be added up."""
         return self.unit, self.adjacency
 
+    @property
+    def free(self) -> bool:
+        """Whether it is proven that nothing is told: no noise is in it, and no seed takes any off."""
+        return self.proven and all(isinstance(event, PureEvent) and event.epsilon == 0 for event in self.events)
+
+    def seeded(self) -> Guarantee:
+        """The same where the noise comes from the run's seed: who has the seed can take it off."""
+        if not self.proven or self.free:
+            return self
+        return self.model_copy(update={"against": weakest([self.against, "all but holders of the seed"])})
+
+    def in_plain_words(self) -> Guarantee:
+        """The same, told by its numbers alone: free text could carry anything."""
+        told = "; ".join(map(_told, self.events)) or "no proof"
+        return self.model_copy(update={"mechanism": told, "covered": "", "not_covered": "", "claimed": ""})
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; `Guarantee.model_validate` reads it back."""
         return self.model_dump(mode="json")
+
+
+def weakest(given: Iterable[Against]) -> Against:
+    """Against whom several guarantees hold together."""
+    excepted = frozenset[str]().union(*(_EXCEPTED[against] for against in given))
+    return next(against for against, who in _EXCEPTED.items() if who == excepted)
+
+
+def _told(event: Event) -> str:
+    numbers = ", ".join(f"{name} = {value:g}" for name, value in event.model_dump(exclude={"kind"}).items())
+    return f"{event.kind} ({numbers})"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedsynth.privacy.budget import Spending, say_number
-from fedsynth.privacy.guarantee import Guarantee, Scope
+from fedsynth.privacy.guarantee import Against, Guarantee, Scope, weakest
 
 Entry = tuple[str, str, Guarantee | None]
 """Task, field and guarantee of a release."""
@@ -93,7 +93,7 @@ def _release_row(
         "clients": sorted(clients, key=lambda client: (len(client), client)),
         "times": sum(times for _, times in given),
         "mechanism": _joined(g.mechanism for g in guarantees) or NONE,
-        **_proof(epsilon, first.scope if first else None, delta),
+        **_proof(epsilon, first.scope if first else None, delta, weakest(g.against for g in guarantees if g.proven)),
         "covered": _joined(g.covered for g in guarantees),
         "not_covered": _joined(g.not_covered for g in guarantees),
         "claimed": _joined(g.claimed for g in guarantees),
@@ -108,7 +108,7 @@ def _total_row(
     clients: list[str],
     delta: float,
 ) -> dict[str, Any]:
-    proof = _proof(_epsilon(given, scope, delta), scope, delta)
+    proof = _proof(_epsilon(given, scope, delta), scope, delta, weakest(g.against for g, _ in given))
     if left_out and proof["epsilon"] is not None:
         proof["proven"] += ", for the protected releases alone"
     return {
@@ -137,12 +137,13 @@ def _epsilon(given: Iterable[tuple[Guarantee | None, int]], scope: Scope, delta:
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _proof(epsilon: float | None, scope: Scope | None, delta: float) -> dict[str, Any]:
+def _proof(epsilon: float | None, scope: Scope | None, delta: float, against: Against) -> dict[str, Any]:
     if epsilon is None or scope is None:
-        return {"unit": "", "adjacency": "", "epsilon": None, "delta": None, "proven": NONE}
+        return {"unit": "", "adjacency": "", "epsilon": None, "delta": None, "against": "", "proven": NONE}
     unit, adjacency = scope
-    text = f"ε = {say_number(epsilon)} ({unit} level, {adjacency}, δ = {delta:g})"
-    return {"unit": unit, "adjacency": adjacency, "epsilon": epsilon, "delta": delta, "proven": text}
+    text = f"ε = {say_number(epsilon)} ({unit} level, {adjacency}, δ = {delta:g}, against {against})"
+    numbers = {"unit": unit, "adjacency": adjacency, "epsilon": epsilon, "delta": delta}
+    return {**numbers, "against": against, "proven": text}
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -10,6 +10,10 @@ from fedsynth.privacy.budget import say_epsilon
 EVERY_UPDATE = "which sees every clipped update"  # what a guarantee against all but the server leaves out
 MASKED = "secure aggregation"  # begins the mechanism of what the server sees as a sum alone
 ASK_NOBODY = "With evaluation.clients = 0 and evaluation.final_clients = 0 it asks no client and sends nothing."
+SEED_KNOWN = (
+    "Every ε above holds only against those who do not know the seed, and the seed is in this run's folder "
+    "(config.json): the noise came from it. Set privacy.secret_noise = true for an ε that can be relied on."
+)
 SPELLED_OUT = 2  # protected releases with a sentence of their own
 Row = Mapping[str, Any]
 
@@ -38,7 +42,16 @@ def ledger_words(rows: Sequence[Row]) -> list[str]:
         words.append("No differential privacy: nothing that left the clients has a guarantee.")
     if judging:
         words.append(f"Evaluation sent {_named(judging)}, without a guarantee.")
-    return [*words, _together(rows, bare)]
+    return [*words, _together(rows, bare), *_weaknesses(protected)]
+
+
+def _weaknesses(protected: Sequence[Row]) -> Iterable[str]:
+    """Against whom what was proven does not hold; the last words, because all before them depend on it."""
+    against = {row["against"] for row in protected}
+    if any("server" in who for who in against):
+        yield "The server itself is not among those that it holds against: it sees what was sent before its noise."
+    if any("seed" in who for who in against):
+        yield SEED_KNOWN
 
 
 def _protected(rows: Sequence[Row], with_gaps: bool) -> Iterable[str]:

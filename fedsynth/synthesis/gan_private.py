@@ -1,9 +1,13 @@
 """A WGAN-GP whose critic learns privately (DP-SGD): every record's gradient is clipped, their sum gets noise.
 
 The term of a record is all that the record takes part in: its own score, the score of the image made beside it and the
-penalty between them. The generator learns from the critic alone and from labels that do not depend on the data, so it
-is post-processing of the noisy sums. What is proven is about one record, added or removed; the number of records is
-taken as known, since it decides the rate.
+penalty between them. The generator learns from the critic alone and from labels and latents that do not depend on the
+data, so it is post-processing of the noisy sums. What is proven is about one record, added or removed, beside a number
+of records that is public: it decides the sampling rate and the divisor.
+
+All randomness is secret, also the latent and the mixing weight of each record: were they public and dealt by position
+in the batch, one record more would change the terms of all later ones. The generator draws from a stream of its own, so
+that nothing which it draws depends on how many records were in a batch.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from torch.func import functional_call, grad, vmap
 
 from fedsynth.errors import ConfigError
 from fedsynth.learning.effort import count_examples
+from fedsynth.privacy.dpsgd import dp_rate, noisy_sum, poisson_batch
+from fedsynth.privacy.mechanisms import clip_rows
 from fedsynth.synthesis.gan_images import Draws, check_images
 from fedsynth.synthesis.gan_model import Gan, torch_generator
 from fedsynth.synthesis.gan_nets import Critic
@@ -56,43 +62,41 @@ def train_gan_private(
     clip: float,
     noise: float,
     rng: np.random.Generator,
-    noise_rng: np.random.Generator,
     known: Tensor,
     moments: Moments | None = None,
+    size: int | None = None,
 ) -> PrivateGanFit:
     """Train a WGAN-GP in place for `steps` generator steps, privately per record.
 
     `known` says which classes images are made for. It must not come from these records unless a guarantee of its own
-    covers it; records of other classes add nothing. `noise_rng` decides the noise and who is in a batch: both must stay
-    secret. `training.balanced` has no meaning here, where every record has the same chance.
+    covers it; records of other classes add nothing. `rng` must be secret. `size` is the public number of records; how
+    many there are, unless given. `training.balanced` has no meaning here, where every record has the same chance.
     """
     _check(gan, clip, noise, known)
     check_images(gan, x, y)
-    rate = min(1.0, training.batch_size / len(x)) if len(x) else 0.0
-    if len(x) == 0 or steps == 0:
+    size = len(x) if size is None else size
+    rate = dp_rate(size, training.batch_size)
+    if size == 0 or steps == 0:
         return PrivateGanFit(0, 0, rate, noise, moments or {})
     adam = optimizers(gan, training, moments)
     draws = Draws(gan, known)
     records = _Records(gan, x, y, known, training.penalty, clip)
     for _ in range(steps):
-        draw = torch_generator(rng)
+        of_records, of_generator = (np.random.default_rng(int.from_bytes(rng.bytes(32))) for _ in range(2))
         for _ in range(training.critic_steps):
-            rows = torch.from_numpy(np.flatnonzero(noise_rng.random(len(x)) < rate))
-            mix = torch.rand((len(rows), 1, 1, 1), generator=draw)
-            total = records.clipped_sum(rows, draws.latents(len(rows), draw), mix)
-            _noisy_step(adam["critic"], total, noise * clip, rate * len(x), noise_rng)
-        generator_step(gan, draws, training.batch_size, adam["generator"], draw)
+            rows = torch.from_numpy(poisson_batch(len(x), rate, of_records))
+            total = records.clipped_sum(rows, *records.drawn(len(rows), of_records))
+            _step(adam["critic"], noisy_sum(total, noise * clip, of_records) / (rate * size))
+        generator_step(gan, draws, training.batch_size, adam["generator"], torch_generator(of_generator))
     # What is expected, not what was drawn: the number of records in the batches is not for others to know.
-    count_examples(steps * training.critic_steps * min(training.batch_size, len(x)))
+    count_examples(round(steps * training.critic_steps * rate * size))
     gan.zero_grad(set_to_none=True)
     return PrivateGanFit(steps, steps * training.critic_steps, rate, noise, saved(adam))
 
 
-def _noisy_step(adam: Adam, total: Tensor, std: float, expected: float, noise_rng: np.random.Generator) -> None:
-    """Add the noise, divide by the expected size of a batch, step. An empty batch is a step of pure noise."""
-    drawn = torch.from_numpy(noise_rng.standard_normal(len(total), dtype=np.float32))
-    mean = (total + std * drawn.to(total)) / expected
-    parts = mean.split([parameter.numel() for parameter in adam.trained])
+def _step(adam: Adam, gradient: Tensor) -> None:
+    """Step by a gradient that is one long vector."""
+    parts = gradient.split([parameter.numel() for parameter in adam.trained])
     for parameter, part in zip(adam.trained, parts, strict=True):
         parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
     adam.step()
@@ -128,13 +132,18 @@ class _Records:
 
         self.gradients = vmap(grad(of_one), in_dims=(None, 0, 0, 0, 0))
 
-    def clipped_sum(self, rows: Tensor, z: Tensor, mix: Tensor) -> Tensor:
-        """One long vector. Records of classes that are not known add zeros, and so do broken ones.
+    def drawn(self, count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """For each of so many records a latent, from which the image beside it is made, and a place between both.
 
-        Every record has a latent of its own in `z`, from which the image beside it is made, and a place between both.
+        By numpy: PyTorch takes 32 bits of a seed, which can be guessed.
         """
+        z = torch.from_numpy(rng.standard_normal((count, self.generator.latent), dtype=np.float32))
+        return z.to(self.x), torch.from_numpy(rng.random((count, 1, 1, 1), dtype=np.float32)).to(self.x)
+
+    def clipped_sum(self, rows: Tensor, z: Tensor, mix: Tensor) -> Tensor:
+        """One long vector. Records of classes that are not known add zeros, and so do broken ones."""
         weights = {name: p.detach() for name, p in self.loss.named_parameters()}
-        total = torch.zeros(sum(p.numel() for p in weights.values())).to(self.x)
+        total = torch.zeros(sum(p.numel() for p in weights.values()), dtype=torch.float64, device=self.x.device)
         for start in range(0, len(rows), self.chunk):
             here = slice(start, start + self.chunk)
             x, y = self.x[rows[here]], self.y[rows[here]]
@@ -142,17 +151,9 @@ class _Records:
                 made = self.generator(z[here], y if self.generator.classes else None)
             each = self.gradients(weights, x, made, y, mix[here].to(x))
             flat = torch.cat([gradient.reshape(len(x), -1) for gradient in each.values()], dim=1)
-            total += clip_rows(flat * self.heard[y].unsqueeze(1), self.clip).sum(0)
+            flat = torch.where(self.heard[y].unsqueeze(1), flat, 0.0)
+            total += clip_rows(flat, self.clip).sum(0, dtype=torch.float64)
         return total
-
-
-def clip_rows(rows: Tensor, norm: float) -> Tensor:
-    """Shorten every row that is longer than `norm`; one that is not finite becomes zeros."""
-    lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    # A little below one, so that rounding leaves no row longer than the norm.
-    factors = (norm / lengths * (1 - 4 * torch.finfo(rows.dtype).eps)).clamp(max=1.0)
-    shortened = rows * factors.to(rows.dtype).unsqueeze(1)
-    return torch.where(torch.isfinite(lengths).unsqueeze(1), shortened, torch.zeros_like(rows))
 
 
 def _check(gan: Gan, clip: float, noise: float, known: Tensor) -> None:

@@ -31,8 +31,8 @@ def gaussian(mu: float) -> Guarantee:
 
 @task
 def pb_noisy(client: Client, mu: float = 0.5) -> Noisy:
-    client.state["count"] = client.state.get("count", 0) + 1
-    return client.release(Noisy(number=float(client.rng("noise").normal())), number=gaussian(mu))
+    client.state.keep_public("count", client.state.get("count", 0) + 1)
+    return client.release(Noisy(number=float(client.noise_rng("noise").normal())), number=gaussian(mu))
 
 
 @task
@@ -229,4 +229,5 @@ def test_what_a_client_declares_reaches_the_ledger_of_the_server(federate, told)
         recorded = {field: None if number is None else ledger.guarantees[number] for field, number in fields}
         assert (name, times) == ("pb_declared", 1)
         # "other" is empty in this reply: it counts when a mechanism made it so, and "number" always does.
-        assert recorded == {"number": None} | given_
+        # The noise of this federation comes from its seed, and the ledger says so.
+        assert recorded == {"number": None} | {name: guarantee.seeded() for name, guarantee in given_.items()}

@@ -24,7 +24,7 @@ from fedsynth.privacy import gaussian_epsilon
 class Silent:
     """A random generator that adds nothing, to see what lies under the noise."""
 
-    def normal(self, loc: float, scale: float, shape: tuple[int, ...]) -> np.ndarray:
+    def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.zeros(shape)
 
 

@@ -315,7 +315,8 @@ def test_the_gans_are_calibrated_to_an_epsilon_of_their_own(run_method, name, or
     assert 1.5 < max(spent["train_gan_visit.gan"]) <= 2.0
     assert max(spent["train.model"]) <= 4.0
     assert max(spent["all"]) < 6.0, "less than the sum: releases are composed"
-    last = ledger_words(done.fed.participation.ledger.rows(privacy.delta))[-1]
+    *_, last, seed = ledger_words(done.fed.participation.ledger.rows(privacy.delta))
+    assert "do not know the seed" in seed
     assert last.count("who takes part") == 1, "what several releases leave out is said once"
 
 

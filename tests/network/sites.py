@@ -33,4 +33,6 @@ def tables(**sections: Any) -> dict[str, Any]:
         "model": {"name": "mlp", "hidden": [8]},
         "train": {"rounds": 2, "local_epochs": 1},
         **sections,
+        # The same bits here and there: noise from the seed, as sites that rehearse have it.
+        "privacy": {"secret_noise": False, **sections.get("privacy", {})},
     }

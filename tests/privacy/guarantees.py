@@ -36,12 +36,15 @@ def guarantees(draw: st.DrawFn, events: st.SearchStrategy = gaussians | other_ev
         return Guarantee.none(mechanism, draw(texts), draw(texts))
     chosen = tuple(draw(st.lists(events, min_size=1, max_size=3)))
     symmetric = not any(isinstance(event, SampledGaussianEvent | DiscreteGaussianEvent) for event in chosen)
+    counted = any(isinstance(event, DiscreteGaussianEvent) for event in chosen)
     return Guarantee(
         mechanism=mechanism,
         events=chosen,
-        unit=draw(st.sampled_from(["record", "client"])),
+        unit="record" if counted else draw(st.sampled_from(["record", "client"])),
         adjacency=draw(st.sampled_from(["add or remove one", "replace one"])) if symmetric else "add or remove one",
         covered=draw(texts),
         not_covered=draw(texts),
         claimed=draw(texts),
+        against=draw(st.sampled_from(["everybody", "all but the server"])),
+        masked=draw(st.booleans()),
     )

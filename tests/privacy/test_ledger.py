@@ -49,7 +49,7 @@ def test_clients_with_the_same_history_share_a_row():
     assert (one["clients"], one["times"]) == (["0", "1", "10"], 1)
     assert (two["clients"], two["times"]) == (["2"], 2)
     assert one["epsilon"] == pytest.approx(1.9931, abs=6e-5)
-    assert one["proven"] == "ε = 1.993 (record level, add or remove one, δ = 1e-05)"
+    assert one["proven"] == "ε = 1.993 (record level, add or remove one, δ = 1e-05, against everybody)"
     assert two["epsilon"] == pytest.approx(gaussian_epsilon(0.5 * math.sqrt(2), DELTA))
     assert [row["clients"] for row in totals(ledger)] == [["2"], ["0", "1", "10"]]
 
@@ -85,7 +85,7 @@ def test_a_release_that_was_protected_once_and_once_not_has_two_rows():
     ledger.record("0", "share", {"sums": None}, WHAT)
     assert {row["proven"] for row in releases(ledger)} == {
         "none",
-        "ε = 1.993 (record level, add or remove one, δ = 1e-05)",
+        "ε = 1.993 (record level, add or remove one, δ = 1e-05, against everybody)",
     }
     assert totals(ledger)[0]["not_covered"] == "share.sums"
 
@@ -261,11 +261,18 @@ def test_a_budget_is_exceeded_only_past_its_end():
     assert reached == pytest.approx(4.3772, abs=6e-5)
 
 
-def test_units_have_a_budget_each():
+def test_units_and_neighbours_share_one_budget():
+    """What hides a client hides its records: μ of both together, and doubled where a client comes or goes."""
     spending = Spending()
     spending.add(noisy(1.0))
-    spending.add(noisy(1.0, unit="client"))
     assert Budget(4.4, DELTA).exceeded(spending) is None
+    spending.add(noisy(1.0, unit="client", adjacency="replace one"))
+    scope, epsilon = Budget(4.4, DELTA).exceeded(spending)
+    assert scope == ("record", "add or remove one")
+    assert epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2), DELTA))
+    spending.add(noisy(1.0, unit="client"))
+    _, epsilon = Budget(4.4, DELTA).exceeded(spending)
+    assert epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2 + 4), DELTA))
 
 
 @given(st.lists(guarantees(), max_size=5))

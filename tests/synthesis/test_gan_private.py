@@ -8,8 +8,9 @@ import torch
 
 from fedsynth.errors import ConfigError
 from fedsynth.privacy.dpsgd import check_model
+from fedsynth.privacy.mechanisms import clip_rows
 from fedsynth.synthesis.gan import Gan, GanSpec, GanTraining, build_gan, train_gan_private
-from fedsynth.synthesis.gan_private import _Records, clip_rows
+from fedsynth.synthesis.gan_private import _Records
 from fedsynth.synthesis.gan_training import gradient_penalty
 
 CLIP = 0.7
@@ -99,7 +100,7 @@ def test_the_generator_is_asked_for_known_labels_whatever_the_data(monkeypatch):
     monkeypatch.setattr(type(gan.generator), "forward", noted)
     x, _ = images(8)
     known = torch.tensor([True, True, False])
-    train_gan_private(gan, x, torch.tensor([0, 2] * 4), TRAINING, 10, CLIP, 1.0, rng(), rng(1), known)
+    train_gan_private(gan, x, torch.tensor([0, 2] * 4), TRAINING, 10, CLIP, 1.0, rng(1), known)
     assert set(asked) == {0, 1}
 
 
@@ -118,7 +119,7 @@ def test_the_noise_has_the_standard_deviation_that_accounting_is_told(monkeypatc
     x, _ = images(20)
     known = torch.tensor([True, False, False])
     y = torch.ones(20, dtype=torch.long)
-    train_gan_private(gan, x, y, TRAINING, 1, CLIP, 3.0, rng(), rng(1), known)
+    train_gan_private(gan, x, y, TRAINING, 1, CLIP, 3.0, rng(1), known)
     values = torch.cat(gradients)
     assert len(values) > 500
     assert float(values.std()) == pytest.approx(3.0 * CLIP / 5, rel=0.1)
@@ -127,10 +128,10 @@ def test_the_noise_has_the_standard_deviation_that_accounting_is_told(monkeypatc
 
 def test_what_accounting_needs_is_told_and_losses_are_not():
     x, y = images(20)
-    fit = train_gan_private(small(), x, y, TRAINING, 3, CLIP, 1.5, rng(), rng(1), ALL)
+    fit = train_gan_private(small(), x, y, TRAINING, 3, CLIP, 1.5, rng(1), ALL)
     assert (fit.steps, fit.critic_steps, fit.rate, fit.noise) == (3, 6, 0.25, 1.5)
     assert not any("loss" in name for name in vars(fit))
-    few = train_gan_private(small(), x[:2], y[:2], TRAINING, 1, CLIP, 1.5, rng(), rng(1), ALL)
+    few = train_gan_private(small(), x[:2], y[:2], TRAINING, 1, CLIP, 1.5, rng(1), ALL)
     assert few.rate == 1.0
 
 
@@ -139,7 +140,7 @@ def test_batches_and_noise_come_from_the_secret_numbers():
     made = {}
     for name, secret in (("one", 1), ("same", 1), ("other", 2)):
         gan = small()
-        train_gan_private(gan, x, y, TRAINING, 2, CLIP, 1.0, rng(), rng(secret), ALL)
+        train_gan_private(gan, x, y, TRAINING, 2, CLIP, 1.0, rng(secret), ALL)
         made[name] = gan.weights()["critic.score.weight"]
     assert torch.equal(made["one"], made["same"])
     assert not torch.equal(made["one"], made["other"])
@@ -148,10 +149,10 @@ def test_batches_and_noise_come_from_the_secret_numbers():
 def test_moments_travel():
     x, y = images(20)
     whole, parts = small(), small()
-    train_gan_private(whole, x, y, TRAINING, 4, CLIP, 1.0, rng(), rng(1), ALL)
-    numbers, secret = rng(), rng(1)
-    first = train_gan_private(parts, x, y, TRAINING, 1, CLIP, 1.0, numbers, secret, ALL)
-    train_gan_private(parts, x, y, TRAINING, 3, CLIP, 1.0, numbers, secret, ALL, first.moments)
+    train_gan_private(whole, x, y, TRAINING, 4, CLIP, 1.0, rng(1), ALL)
+    secret = rng(1)
+    first = train_gan_private(parts, x, y, TRAINING, 1, CLIP, 1.0, secret, ALL)
+    train_gan_private(parts, x, y, TRAINING, 3, CLIP, 1.0, secret, ALL, first.moments)
     assert all(torch.equal(entry, parts.weights()[name]) for name, entry in whole.weights().items())
 
 
@@ -163,8 +164,8 @@ def test_refusals():
     x, y = images(5)
     other = build_gan(GanSpec(kind="r1"), (1, 8, 8), 3, seed=0)
     with pytest.raises(ConfigError, match="wgan_gp"):
-        train_gan_private(other, x, y, TRAINING, 1, CLIP, 1.0, rng(), rng(), ALL)
+        train_gan_private(other, x, y, TRAINING, 1, CLIP, 1.0, rng(), ALL)
     with pytest.raises(ConfigError, match="clip above 0"):
-        train_gan_private(small(), x, y, TRAINING, 1, 0.0, 1.0, rng(), rng(), ALL)
+        train_gan_private(small(), x, y, TRAINING, 1, 0.0, 1.0, rng(), ALL)
     with pytest.raises(ConfigError, match="which of the 3 classes"):
-        train_gan_private(small(), x, y, TRAINING, 1, CLIP, 1.0, rng(), rng(), torch.zeros(3))
+        train_gan_private(small(), x, y, TRAINING, 1, CLIP, 1.0, rng(), torch.zeros(3))

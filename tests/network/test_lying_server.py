@@ -1,0 +1,375 @@
+"""A server that lies: well-formed requests that our server program would not send, against a site's policy."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from strict_sites import CLASSES, SHAPE, TinyData, ask, strict, tiny_site
+
+from fedsynth.engines.policy import SiteBudget, SitePolicy
+from fedsynth.engines.site import Site
+from fedsynth.federation import Client, Done, Reply, leaves, task
+from fedsynth.federation.tasks import all_tasks
+from fedsynth.learning.models import ModelSpec
+from fedsynth.methods.autoencoding import VaeSpec, start_vae
+from fedsynth.methods.loop import start_weights
+from fedsynth.privacy import GaussianEvent, Guarantee, Spending, epsilon
+from fedsynth.synthesis.gan import GanSpec, build_gan
+
+Make = Callable[..., Site]
+MLP = ModelSpec(name="mlp", hidden=(4,))
+TRAINING = {"epochs": 1, "batch_size": 8, "lr": 0.1}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Make:
+    return lambda **policy: tiny_site(tmp_path, **policy)
+
+
+def train_fields(spec: ModelSpec = MLP, **changes: Any) -> dict[str, Any]:
+    """A request to train."""
+    protection = {"updates": "dp_sgd", "clip": 1.0, "noise": 20.0, "noise_at": "client", "target": None}
+    return {
+        "model": start_weights(0, spec, TinyData(5).schema),
+        "spec": spec.model_dump(mode="json"),
+        "training": TRAINING,
+        "rule": {"name": "plain"},
+        "keeps": "nothing",
+        "sent": {},
+        "protection": protection | {"delta": 1e-5, "rounds": 1},
+    } | changes
+
+
+def protection(**changes: Any) -> dict[str, Any]:
+    return train_fields()["protection"] | changes
+
+
+# -- against whom ---------------------------------------------------------------------------------------------------
+
+
+CENTRAL = protection(updates="clipped", clip=1e9, noise=1e9, noise_at="server")
+
+
+def test_noise_that_the_server_adds_is_no_protection_from_the_server(site: Make) -> None:
+    """The update would leave as it is, for next to nothing."""
+    answer = ask(strict(site), "train", train_fields(protection=CENTRAL))
+    assert answer["error"] == "RefusalError"
+    assert "without a privacy guarantee (model)" in answer["message"]
+    assert not (strict(site).folder / "spent.json").exists()
+
+
+def test_not_even_a_site_that_trusts_sums_sends_an_update_that_is_not_masked(site: Make) -> None:
+    assert ask(strict(site, trust_sum=True), "train", train_fields(protection=CENTRAL))["error"] == "RefusalError"
+
+
+def guaranteed(**changes: Any) -> Guarantee:
+    return Guarantee(mechanism="noise", events=(GaussianEvent(mu=0.1),), unit="client", **changes)
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "trusting", "leaves_"),
+    [
+        (guaranteed(), False, True),
+        (guaranteed(against="all but the server"), True, False),
+        (guaranteed(against="all but the server", masked=True), False, False),
+        (guaranteed(against="all but the server", masked=True), True, True),
+        (guaranteed(against="all but holders of the seed", masked=True), True, False),
+        (Guarantee.none("masks", "the sum").model_copy(update={"masked": True}), True, False),
+    ],
+)
+def test_what_is_masked_leaves_only_where_a_site_trusts_the_sum(
+    guarantee: Guarantee, trusting: bool, leaves_: bool
+) -> None:
+    policy = SitePolicy(unprotected=False, epsilon=1.0, trust_sum=trusting)
+    assert bool(policy.objection({"x": 1.0}, {"x": guarantee})) != leaves_
+
+
+def test_seeded_noise_is_no_protection_from_the_server_which_knows_the_seed(tmp_path: Path) -> None:
+    rehearsing = Site("x", TinyData(20), tmp_path, SitePolicy(unprotected=False, epsilon=9.0), secret_noise=False)
+    assert ask(rehearsing, "train", train_fields())["error"] == "RefusalError"
+
+
+def test_dp_sgd_at_the_client_leaves_and_is_charged(site: Make) -> None:
+    answer = ask(strict(site), "train", train_fields())
+    assert answer["ok"]
+    assert answer["guarantees"]["model"]["against"] == "everybody"
+    assert 0 < spent(strict(site)) < 1
+
+
+def spent(site: Site) -> float:
+    """The ε that the site has noted."""
+    file = site.folder / "spent.json"
+    spending = Spending.from_list(json.loads(file.read_text())) if file.is_file() else Spending()
+    return epsilon(spending.together()[1], site.policy.delta)
+
+
+# -- records --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("contribute", {"wanted": np.full(CLASSES, 3)}),
+        ("send_seeds", {"per_class": 2}),
+        ("draw_real_samples", {"per_class": 2}),
+        ("average_images", {"mean_of": 2}),
+    ],
+)
+def test_records_stay_by_default_and_leave_only_where_a_site_says_so(
+    site: Make, name: str, fields: dict[str, Any]
+) -> None:
+    refused = ask(site(), name, fields)
+    assert (refused["ok"], refused["error"]) == (False, "RefusalError")
+    assert "keeps records here" in refused["message"]
+    assert ask(site(records=True), name, fields)["ok"]
+
+
+def test_a_task_that_sends_records_says_so() -> None:
+    """By what it sends, not by its name: every task in whose reply a record of the client is found declares it."""
+    declared = {each.name for each in all_tasks() if each.raw_fields()}
+    assert {"contribute", "send_seeds", "draw_real_samples", "average_images"} <= declared
+
+
+# -- oracles --------------------------------------------------------------------------------------------------------
+
+
+def statistics_fields(huge: float) -> dict[str, Any]:
+    """An encoder whose weights are huge and finite: a bright image alone makes its latent not a number."""
+    spec, vae = ModelSpec(name="cnn", channels=(2,), hidden=(3,)), VaeSpec(4, False, 0.0)
+    net = start_vae(0, spec, vae, TinyData(5).schema, start_weights(0, spec, TinyData(5).schema))
+    model = {name: torch.full_like(entry, huge) for name, entry in net.entries().items()}
+    # inf − inf: what is not a number comes out, not just what is large
+    model = {n: torch.where(torch.arange(e.numel()).reshape(e.shape) % 2 == 0, e, -e) for n, e in model.items()}
+    calibration = {"epsilon": 0.01, "delta": 1e-5, "clip": 1.0, "moments": True}
+    return {"model": model, "spec": spec.model_dump(mode="json"), "vae": vars(vae), "calibration": calibration}
+
+
+@pytest.mark.parametrize("huge", [1e10, 1e20, 3e38])
+def test_whether_a_record_is_there_does_not_show_in_what_is_not_a_number(tmp_path: Path, huge: float) -> None:
+    for name, bright in (("without", 0), ("with", 1)):
+        here = strict(partial(tiny_site, tmp_path / name, bright=bright))
+        answer = ask(here, "share_statistics", statistics_fields(huge))
+        assert answer["ok"], answer
+        assert torch.isfinite(answer["fields"]["statistics"]).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"clip": -1e9}, {"clip": 0.0}, {"clip": 1e9}, {"epsilon": -1.0}, {"epsilon": 1e9}, {"delta": 0.0}, {"delta": 1.0}],
+)
+def test_a_calibration_that_proves_nothing_is_refused(site: Make, wrong: dict[str, float]) -> None:
+    fields = statistics_fields(1.0)
+    fields["calibration"] |= wrong
+    answer = ask(strict(site), "share_statistics", fields)
+    assert answer["error"] == "RefusalError"
+    assert next(iter(wrong)) in answer["message"]
+
+
+@pytest.mark.parametrize("wrong", [{"clip": 0.0}, {"clip": 1e300}, {"noise": -1.0}, {"noise": 0.0}, {"noise": None}])
+def test_a_protection_that_proves_nothing_is_refused(site: Make, wrong: dict[str, Any]) -> None:
+    answer = ask(strict(site), "train", train_fields(protection=protection(**wrong)))
+    assert (answer["ok"], answer["error"]) == (False, "RefusalError")
+
+
+class Broken(Reply):
+    number: torch.Tensor = leaves("a number")
+
+
+@task
+def ls_infinite(client: Client) -> Broken:
+    noise = Guarantee(mechanism="noise", events=(GaussianEvent(mu=0.2),))
+    return client.release(Broken(number=torch.tensor([float("inf")])), number=noise)
+
+
+def test_a_reply_that_is_not_finite_stays_and_is_charged_all_the_same(site: Make) -> None:
+    """That it was not finite tells of what was released."""
+    answer = ask(strict(site), "ls_infinite", {})
+    assert (answer["ok"], answer["error"]) == (False, "NotFiniteError")
+    assert "number" in answer["message"]
+    assert spent(strict(site)) > 0.1
+
+
+# -- what a proof rests on ------------------------------------------------------------------------------------------
+
+
+def test_dp_sgd_does_not_train_on_copies_of_records(site: Make) -> None:
+    """Minority records would count three times and be charged once."""
+    here = site()
+    made = ask(here, "augment_minorities", {"copies": 2, "how": {}})
+    assert made["ok"]
+    for rule in ("kept", "generated"):
+        fields = train_fields(data={"rule": {"name": rule}, "given": {}})
+        answer = ask(here, "train", fields, step=2, states={"x": made["state"]})
+        assert not answer["ok"]
+        assert answer["error"] in ("ConfigError", "TaskError")
+    assert spent(here) == 0
+
+
+def test_images_that_follow_from_exact_counts_are_no_post_processing(site: Make) -> None:
+    here, fields = site(), train_fields(data={"rule": {"name": "generated"}, "given": {}})
+    order = {"images": torch.rand((40, *SHAPE)), "labels": torch.arange(40) % CLASSES}
+    for lacking in (True, False):
+        kept = ask(here, "receive_images", order | {"lacking": lacking}, step=1 + lacking)
+        answer = ask(here, "train", fields, step=5 + lacking, states={"x": kept["state"]})
+        assert answer["ok"] == (not lacking)
+
+
+def test_dp_sgd_does_not_start_from_weights_that_were_trained_without_protection(site: Make) -> None:
+    """A head that the client keeps follows from all its records; the rest of the network would learn by it."""
+    here = site()
+    plain = train_fields(keeps="head")
+    del plain["protection"]
+    kept = ask(here, "train", plain)
+    answer = ask(here, "train", train_fields(keeps="head"), step=2, states={"x": kept["state"]})
+    assert (answer["ok"], answer["error"]) == (False, "TaskError")
+    first = ask(here, "train", train_fields(keeps="head"), step=3)
+    assert ask(here, "train", train_fields(keeps="head"), step=4, states={"x": first["state"]})["ok"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rule": {"name": "control_variates"}},
+        {"rule": {"name": "proximal", "mu": 1.0}},
+        {"spec": {"name": "mlp", "hidden": [4], "norm": "batch"}},
+    ],
+)
+def test_what_dp_sgd_cannot_protect_is_refused_where_the_data_is(site: Make, changes: dict[str, Any]) -> None:
+    if "spec" in changes:
+        spec = ModelSpec(**changes["spec"])
+        changes |= {"model": start_weights(0, spec, TinyData(5).schema)}
+    answer = ask(site(), "train", train_fields() | changes)
+    assert (answer["ok"], answer["error"]) == (False, "ConfigError")
+
+
+def test_nothing_is_kept_of_what_a_policy_kept_back(site: Make) -> None:
+    here = strict(site)
+    plain = train_fields(keeps="head")
+    del plain["protection"]
+    assert ask(here, "train", plain)["error"] == "RefusalError"
+    assert not list(here.folder.rglob("state/**/*.safetensors"))
+
+
+# -- the budget -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [{"unprotected": False}, {"trust_sum": True}])
+def test_a_policy_that_protects_nothing_is_a_mistake(policy: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="epsilon|unprotected"):
+        SitePolicy(**policy)
+
+
+def test_a_loose_guarantee_does_not_pass_as_protection(site: Make) -> None:
+    answer = ask(strict(site), "count_classes", {"epsilon": 500.0})
+    assert answer["error"] == "BudgetError"
+
+
+def test_a_budget_is_one_over_units_and_neighbours(tmp_path: Path) -> None:
+    budget = SiteBudget(tmp_path / "spent.json", SitePolicy(unprotected=False, epsilon=1.0))
+    scopes: list[dict[str, Any]] = [{"unit": u, "adjacency": a} for u in ("record", "client") for a in NEIGHBOURS]
+    charged = [budget.charge({"x": Guarantee(mechanism="n", events=(GaussianEvent(mu=0.2679),), **s)}) for s in scopes]
+    assert charged[0] == ""
+    assert all("past the policy" in reason for reason in charged[1:])
+
+
+NEIGHBOURS = ("add or remove one", "replace one")
+
+
+def _charge(file: Path, times: int, start: Any) -> None:
+    budget = SiteBudget(file, SitePolicy(unprotected=False, epsilon=3.0))
+    start.wait()
+    for _ in range(times):
+        budget.charge({"x": Guarantee(mechanism="n", events=(GaussianEvent(mu=0.05),))})
+
+
+def test_two_runs_at_once_lose_nothing_of_a_budget(tmp_path: Path) -> None:
+    file, context = tmp_path / "spent.json", multiprocessing.get_context("fork")
+    start = context.Barrier(2)
+    workers = [context.Process(target=_charge, args=(file, 40, start)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    [[_, events]] = json.loads(file.read_text())
+    assert [times for _, times in events] == [80]
+
+
+def test_a_private_visit_leaves_a_strict_site(site: Make) -> None:
+    """What is empty says nothing, at the site as in the ledger."""
+    here, spec = strict(site, epsilon=9.0), GanSpec(channels=2, latent=3)
+    counted = ask(here, "count_classes", {"epsilon": 5.0, "keep": True})
+    fields = {
+        "gan": build_gan(spec, SHAPE, CLASSES, seed=0).weights(),
+        "moments": {},
+        "spec": spec.model_dump(),
+        "training": {"batch_size": 4},
+        "steps": 1,
+        "keep_moments": False,
+        "sigma": 0.1,
+        "protection": protection(),
+    }
+    answer = ask(here, "train_gan_visit", fields, step=2, states={"x": counted["state"]})
+    assert answer["ok"], answer
+    assert answer["fields"]["moments"] == {}
+    assert answer["fields"]["losses"] == []
+
+
+# -- side doors -----------------------------------------------------------------------------------------------------
+
+
+@task
+def ls_named_error(client: Client) -> Done:
+    raise type(f"first_label_is_{client.data.train.y[0]}", (Exception,), {})("hidden")
+
+
+@task
+def ls_wordy(client: Client) -> Broken:
+    told = f"labels {client.data.train.y.tolist()}"
+    noise = Guarantee(mechanism=told, events=(GaussianEvent(mu=0.01),), covered=told, not_covered=told, claimed=told)
+    return client.release(Broken(number=torch.zeros(1)), number=noise)
+
+
+def test_neither_names_of_errors_nor_texts_of_guarantees_carry_data(site: Make) -> None:
+    answer = ask(strict(site), "ls_named_error", {})
+    assert (answer["error"], answer["traceback"]) == ("Exception", "")
+    answer = ask(strict(site), "ls_wordy", {}, step=2)
+    assert answer["ok"]
+    assert "labels" not in json.dumps(answer["guarantees"])
+    assert "mu = 0.01" in answer["guarantees"]["number"]["mechanism"]
+
+
+@task
+def ls_changed(client: Client) -> Broken:
+    reply = client.release(Broken(number=torch.zeros(2)))
+    reply.number.add_(torch.from_numpy(client.data.train.x[:2].sum((1, 2, 3))))
+    return reply
+
+
+def test_a_reply_leaves_as_it_was_when_it_was_released(site: Make) -> None:
+    assert torch.equal(ask(site(), "ls_changed", {})["fields"]["number"], torch.zeros(2))
+
+
+def test_a_request_after_a_deadline_gets_the_same_noise(site: Make) -> None:
+    """It has another number, so it is carried out again; what comes of it tells nothing new."""
+    here = site()
+    first, again = (ask(here, "train", train_fields(), id=number)["fields"]["model"] for number in ("0", "1"))
+    other = ask(here, "train", train_fields(), id="2", round=2)["fields"]["model"]
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_batches_and_what_a_network_draws_for_a_record_come_from_the_sites_key(tmp_path: Path) -> None:
+    """Of a network that draws latents, next to no noise and every record in the batch: what differs is what it drew."""
+    spec = ModelSpec(name="latent_cnn", channels=(2,), latent=3)
+    fields = train_fields(spec, protection=protection(noise=1e-9), training=TRAINING | {"batch_size": 20})
+    sent = [ask(Site("x", TinyData(20), tmp_path / key), "train", fields)["fields"]["model"] for key in ("a", "b")]
+    assert max(float((sent[0][name] - sent[1][name]).abs().max()) for name in sent[0]) > 1e-4
