@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import json
 import re
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.config import Experiment, make_experiment
+from fedsynth.csv_files import read_rows, write_csv
 from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods, find_method
-from fedsynth.report.artifacts import write_csv
 from fedsynth.report.controls import SHARES_NOTHING, control_label, control_verdicts, verdict_lines
 from fedsynth.report.page import write_report
 from fedsynth.report.plots import plot_clients, plot_curves
@@ -125,7 +124,7 @@ def own_accuracies(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
     """The accuracy of every client on its own test part, from the clients.csv of a run."""
     column = f"{summary['clients'].get('view')}/test/accuracy"
     with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
-        return {row["client"]: float(row[column]) for row in csv.DictReader(file) if row.get(column)}
+        return {row["client"]: float(row[column]) for row in read_rows(file) if row.get(column)}
 
 
 def _draw_clients(done: Comparison) -> None:

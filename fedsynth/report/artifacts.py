@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsynth.csv_files import read_rows, write_csv
 from fedsynth.data.described import RunData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record
@@ -49,7 +49,7 @@ def write_record(
         plot_clients(folder / "clients.png", {summary["method"]: accuracy})
     if summary["simulated_seconds"]:
         with (folder / "timeline.csv").open(newline="", encoding="utf-8") as file:
-            when = [row for row in csv.DictReader(file) if float(row["simulated_end"]) > float(row["simulated_start"])]
+            when = [row for row in read_rows(file) if float(row["simulated_end"]) > float(row["simulated_start"])]
         plot_timeline(folder / "timeline.png", when[:TIMELINE_BARS])
     for name, kept in participation.records.items():
         _picture_of(folder, name, kept)
@@ -63,15 +63,6 @@ def _picture_of(folder: Path, name: str, kept: dict[str, Any]) -> None:
         path = folder / "records" / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.png"
         values = np.array(record.values, dtype=float)
         plot_matrix(path, values, record.rows, record.columns or record.rows, record.marks, name)
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A CSV file with the union of the rows' keys as columns."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def write_events(folder: Path, rows: list[dict[str, Any]]) -> None:
