@@ -15,9 +15,9 @@ LONGEST_FILE = 400  # lines
 EVERYWHERE = ("errors",)
 ALLOWED = {
     "learning": ("learning",),
-    "synthesis": ("synthesis", "learning.effort", "learning.weights"),
+    "synthesis": ("synthesis", "archives", "learning.effort", "learning.weights"),
     "privacy": ("privacy", "seeding"),
-    "data": ("data", "seeding"),
+    "data": ("data", "archives", "seeding"),
     "federation": (
         "federation",
         "data.dataset",
