@@ -30,12 +30,13 @@ from fedsynth.federation.port import POOLED, SERVER, Engine
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import build_model, instantiate
 from fedsynth.learning.weights import Weights
+from fedsynth.plugins import plugin_files
 from fedsynth.progress import Quiet, make_progress
 from fedsynth.recorder import Recorder, save_model
 from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
-from fedsynth.runfolder import RunFolder, check_same_split
+from fedsynth.runfolder import RunFolder, check_same_code, check_same_split
 
 
 @dataclass
@@ -253,9 +254,13 @@ def summarise(
     }
 
 
-def resume_run(path: Path, progress: bool | None = None, accept_code_change: bool = False) -> RunResult:
-    """Go on with a run from its folder."""
+def resume_run(
+    path: Path, progress: bool | None = None, accept_code_change: bool = False, trust_plugins: bool = False
+) -> RunResult:
+    """Go on with a run from its folder. `trust_plugins`: the plug-ins that its config names may be executed."""
     file = path / "config.json"
     if not file.is_file():
         raise ConfigError(f'"{path}" is not a run folder: it has no config.json.')
-    return run_experiment(make_experiment(read_experiment(file)), path, progress, accept_code_change)
+    tables = read_experiment(file, trust_plugins)
+    check_same_code(path, plugin_files(tables.get("plugins") or ()), accept_code_change)  # before they are executed
+    return run_experiment(make_experiment(tables), path, progress, accept_code_change)

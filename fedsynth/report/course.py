@@ -21,6 +21,7 @@ from fedsynth.report.svg import Cells
 MOST_ROUNDS = 400
 MOST_ROWS = 200  # clients of the timeline's picture
 MOST_MISSING = 10  # sentences about clients that missed rounds
+LOOK_FIRST = "The command names plug-ins of the run, Python files that it executes: look at them first."
 HELD = 0.5  # a client with this share of a class is worth naming when it is missing
 KINDS = (("answered", "ok", 1.0), ("answered in part", "part", 0.65), ("did not answer", "bad", 0.35))
 
@@ -218,9 +219,16 @@ def _own_gan(names: Sequence[str], client: str, rows: list[list[Any]]) -> Table:
     return Table(title, ["class", "own records", "nearer (about 50 % without copying)"], cells)
 
 
+def command_again(run: RunRecord) -> str:
+    """The command that makes a run anew; it names the plug-ins, which are executed only then."""
+    words = [str(run.path / "config.json"), "name=again"]
+    if run.config.get("plugins"):
+        words.append(f"plugins={json.dumps(run.config['plugins'])}")
+    return f"fedsynth run {shlex.join(words)}"
+
+
 def reproduce(run: RunRecord) -> list[Block]:
     """Command, versions, seeds, hashes and the whole config."""
-    command = f"fedsynth run {shlex.quote(str(run.path / 'config.json'))} name=again"
     seeds = {"seed": run.seed, "data_seed": pick(run.config, "data_seed")}
     rows = [[name, "as seed" if value is None else str(value)] for name, value in seeds.items()]
     rows += [[f"hash of the {name}", str(value)] for name, value in (pick(run.manifest, "fingerprint") or {}).items()]
@@ -230,7 +238,8 @@ def reproduce(run: RunRecord) -> list[Block]:
     ]
     return [
         Words(["The same versions on the same kind of processor give the same bits."]),
-        Code("Command", command),
+        Code("Command", command_again(run)),
+        *([Words([LOOK_FIRST])] if run.config.get("plugins") else []),
         Table("Seeds, hashes and versions", ["what", "value"], rows, numbers=False),
         Code("The whole experiment (config.json)", json.dumps(run.config, indent=1, ensure_ascii=False), folded=True),
     ]
