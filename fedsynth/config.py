@@ -60,6 +60,11 @@ class EvaluationConfig(BaseModel):
     final_clients: int = Field(
         10_000, ge=0, description="clients judged at the end; a sample where there are more; 0: none is asked"
     )
+    class_counts: bool = Field(
+        False,
+        description="over a network: ask every site once for its class counts, exact and without a guarantee, so that "
+        "the report can show who has what; simulations know them anyway",
+    )
     test_curve: bool = Field(False, description="also judge the global test set while training, as papers print it")
 
 

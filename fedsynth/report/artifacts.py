@@ -28,19 +28,18 @@ def write_record(
     participation: Participation,
     data: RunData,
 ) -> None:
-    """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, and pictures: of the split, the
-    curves, the clients, each matrix that the method recorded and, where time is simulated, who worked when."""
+    """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, and pictures: of the split if it is
+    known, the curves, the clients, each matrix that the method recorded and, where time is simulated, who worked when.
+    """
     write_csv(folder / "metrics.csv", [flat(row) for row in rows])
     write_csv(folder / "clients.csv", _client_rows(judged["per_client"], data))
     write_json(folder / "participation.json", participation.as_dict())
     write_csv(folder / "ledger.csv", _ledger_rows(summary["privacy"]))
     write_events(folder / "tensorboard", rows)
-    plot_split(
-        folder / "split.png",
-        data.counts()[:SPLIT_PICTURE_CLIENTS],
-        data.clients[:SPLIT_PICTURE_CLIENTS],
-        data.schema,
-    )
+    counts = data.counts()
+    if counts is not None:
+        shown = data.clients[:SPLIT_PICTURE_CLIENTS]
+        plot_split(folder / "split.png", counts[:SPLIT_PICTURE_CLIENTS], shown, data.schema)
     if any("validation" in row for row in rows):
         plot_curves(folder / "curves.png", {summary["method"]: rows})
     own = judged["per_client"].get(f"{summary['clients'].get('view')}/test", {})
@@ -94,6 +93,9 @@ def _client_rows(per_client: dict[str, dict[str, Any]], data: RunData) -> list[d
         for client, values in by_client.items():
             row = clients.setdefault(client, {"client": client, "train_examples": data.train_size(client)})
             row |= {f"{view}/{key}": value for key, value in values.items()}
+    if all(row["train_examples"] is None for row in clients.values()):  # nobody told
+        for row in clients.values():
+            del row["train_examples"]
     return [clients[client] for client in sorted(clients)]
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.timeline import ANSWERED, KEPT_ROWS
+from fedsynth.methods.class_counts import count_classes
 from fedsynth.privacy import ledger_words
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Code, Figure, Table, Words, megabytes, percent, seconds
-from fedsynth.report.holdings import client_counts
+from fedsynth.report.holdings import client_counts, over_network, silent_sites
 from fedsynth.report.outcome import class_names
 from fedsynth.report.reading import RunRecord, number, pick
 from fedsynth.report.svg import Cells
@@ -31,6 +32,8 @@ def took_part(run: RunRecord) -> list[Block]:
     if not run.timeline:
         return [Words(["The run has no timeline: nobody was asked yet, or an older version made it."]), *_failures(run)]
     cells = _outcomes(run)
+    if not cells:
+        return [Words(["The method has asked nobody yet."]), *_failures(run)]
     clients = sorted({client for client, _ in cells}, key=lambda client: (len(client), client))
     rounds = sorted({round for _, round in cells})
     counted = Counter(cells.values())
@@ -45,7 +48,8 @@ def took_part(run: RunRecord) -> list[Block]:
         blocks.append(Words([f"Time is simulated: the clock stood at {seconds(simulated)} at the end."]))
     missing = _missing(run, clients, cells)
     if missing:
-        blocks.append(Words(_most_telling(missing), notice=True))
+        unknown = ["Which classes that cost is not known: the sites did not tell what they hold."]
+        blocks.append(Words([*_most_telling(missing), *(unknown if silent_sites(run) else [])], notice=True))
     if len(run.timeline) >= KEPT_ROWS:
         blocks.append(Words([f"The timeline keeps the first {KEPT_ROWS:,} requests; later ones are not drawn."]))
     return [drawn, *blocks, *_failures(run)]
@@ -54,8 +58,12 @@ def took_part(run: RunRecord) -> list[Block]:
 def _outcomes(run: RunRecord) -> dict[tuple[str, int], str]:
     """For each client and round, what came of the method's requests; evaluation is left aside."""
     outcomes: dict[tuple[str, int], list[bool]] = {}
+    asked_first = over_network(run) and pick(run.config, "evaluation", "class_counts")
+    counting = {row["client"] for row in run.timeline} if asked_first else set()
     for row in run.timeline:
-        if row["task"] != EVALUATION:
+        if row["task"] == count_classes.name and row["client"] in counting:
+            counting.discard(row["client"])  # that was for this report; what comes after it is the method's
+        elif row["task"] != EVALUATION:
             outcomes.setdefault((row["client"], int(row["round"])), []).append(row["outcome"] == ANSWERED)
     return {key: KINDS[0][0] if all(ok) else KINDS[1][0] if any(ok) else KINDS[2][0] for key, ok in outcomes.items()}
 
@@ -90,6 +98,8 @@ def _missing(run: RunRecord, clients: Iterable[str], cells: dict[tuple[str, int]
         if kind == KINDS[2][0]:
             rounds.setdefault(client, []).append(round)
     counts, names = client_counts(run), class_names(run)
+    if silent_sites(run):
+        counts = {}  # shares of what some have would say too much
     totals = [sum(column) for column in zip(*counts.values(), strict=True)]
     lines = []
     for client in (client for client in clients if client in rounds):
