@@ -44,8 +44,11 @@ def run(method: str = "fedavg", *, progress: bool | None = None, **sections: Any
     return run_experiment(make_experiment({**sections, "method": table}), progress=progress)
 
 
-def resume(path: str | Path, *, progress: bool | None = None) -> RunResult:
-    """Go on with a run that was interrupted, from its folder."""
+def resume(path: str | Path, *, progress: bool | None = None, trust_plugins: bool = False) -> RunResult:
+    """Go on with a run that was interrupted, from its folder.
+
+    `trust_plugins`: the plug-ins that its config names may be executed. Look at them first if the folder is not yours.
+    """
     from fedsynth.runner import resume_run
 
-    return resume_run(Path(path), progress)
+    return resume_run(Path(path), progress, trust_plugins=trust_plugins)

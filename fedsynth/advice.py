@@ -6,7 +6,6 @@ comes before FedAvg, FedAvg before the others, and of those the cheaper first.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsynth.config import Experiment
+from fedsynth.csv_files import read_rows
 from fedsynth.histograms import Histograms
 from fedsynth.privacy import ledger_words
 from fedsynth.report.intervals import Interval, interval, paired_difference
@@ -118,7 +118,7 @@ def _cost(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _client_accuracies(experiment: Experiment, summary: Mapping[str, Any]) -> list[float | None]:
     """Each client's accuracy on its own test part, by the model that it ends with."""
     with (experiment.runs / str(experiment.name) / "clients.csv").open(newline="", encoding="utf-8") as file:
-        rows = sorted(csv.DictReader(file), key=lambda row: int(row["client"]))
+        rows = sorted(read_rows(file), key=lambda row: int(row["client"]))
     column = f"{summary['clients'].get('view', 'global')}/test/accuracy"
     return [float(row[column]) if row.get(column) else None for row in rows]
 

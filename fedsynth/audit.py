@@ -28,6 +28,7 @@ from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.federation.trials import Trial
+from fedsynth.plugins import check_trusted
 from fedsynth.privacy import Guarantee, Ledger, epsilon_bound
 from fedsynth.report.reading import RunRecord, pick, read_run
 from fedsynth.runfolder import code_fingerprint
@@ -69,11 +70,18 @@ class Audit:
         }
 
 
-def audit_run(folder: Path, runs: int = 1000, confidence: float = 0.95, say: Say = lambda text: None) -> Audit:
-    """Audit a finished run by its folder. Like a resume, it loads the plug-ins that the run's config names."""
+def audit_run(
+    folder: Path,
+    runs: int = 1000,
+    confidence: float = 0.95,
+    say: Say = lambda text: None,
+    trust_plugins: bool = False,
+) -> Audit:
+    """Audit a finished run by its folder. Like a resume, it executes the run's plug-ins only where they are trusted."""
     run = read_run(folder)
     if run.state != "finished":
         raise ConfigError(f'"{run.path}" is not finished ({run.state}): an audit needs its ledger and its model.')
+    check_trusted(run.path, trust_plugins, run.config.get("plugins"))
     experiment = make_experiment(run.config)
     try:
         ledger = Ledger.from_dict(run.participation["ledger"])

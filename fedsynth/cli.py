@@ -14,9 +14,9 @@ from rich.table import Table
 
 from fedsynth.cli_audit import advise_us, audit
 from fedsynth.cli_checks import stress, verify_method_file
-from fedsynth.cli_results import dashboard, export, quality, report
+from fedsynth.cli_results import TrustPlugins, dashboard, export, quality, report
 from fedsynth.compare import Comparison, compare_methods, finish_comparison
-from fedsynth.config import load_experiment, override, read_experiment
+from fedsynth.config import load_experiment, load_tables, override
 from fedsynth.data.check import check_data
 from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
@@ -159,18 +159,22 @@ def resume(
     accept_code_change: Annotated[
         bool, typer.Option("--accept-code-change", help="Go on although fedsynth's code is not the same.")
     ] = False,
+    trust_plugins: TrustPlugins = False,
     jobs: Jobs = None,
 ) -> None:
-    """Go on with a run or a comparison that was interrupted; the result is the one an uninterrupted run gives."""
+    """Go on with a run or a comparison that was interrupted; the result is the one an uninterrupted run gives.
+
+    Plug-ins, the Python files that the folder's config names, are executed only with --trust-plugins.
+    """
     progress = False if quiet else None
     if (folder / "comparison.json").is_file():
-        done = finish_comparison(folder, progress, jobs=jobs)
+        done = finish_comparison(folder, progress, jobs=jobs, trust_plugins=trust_plugins)
         if as_json:
             _emit({"rows": done.rows, "controls": done.controls, "path": str(done.path)})
         else:
             _show_comparison(done)
         return
-    result = resume_run(folder, progress, accept_code_change)
+    result = resume_run(folder, progress, accept_code_change, trust_plugins)
     _emit(result.summary) if as_json else _show_summary(result.summary)
 
 
@@ -201,8 +205,7 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("--methods is empty: name at least one method, such as --methods fedavg,fedprox.")
-    file, settings = _words(words)
-    tables = override(read_experiment(file) if file else {}, settings)
+    tables = load_tables(*_words(words))
     load_plugins(tables.get("plugins", ()))
     for name in names:
         find_method(name)

@@ -16,7 +16,8 @@ from fedsynth.advice import Advice
 from fedsynth.advise import CANDIDATES, Question, advise
 from fedsynth.audit import NEVER_PROVES, Audit, audit_run
 from fedsynth.audit_members import Attack
-from fedsynth.config import override, read_experiment
+from fedsynth.cli_results import TrustPlugins
+from fedsynth.config import load_tables
 from fedsynth.plugins import load_plugins
 from fedsynth.privacy.budget import say_number
 
@@ -30,6 +31,7 @@ def audit(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     runs: Annotated[int, typer.Option(min=80, help="Runs on each of two data sets, for every mechanism.")] = 1000,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of every bound that is shown.")] = 0.95,
+    trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
     quiet: Silent = False,
 ) -> None:
@@ -39,7 +41,7 @@ def audit(
     worst for it; a claim without such a trial is "not tested". And attacks try to tell from the model and from
     synthetic images who was trained on.
     """
-    done = audit_run(folder, runs, confidence, _sayer(quiet))
+    done = audit_run(folder, runs, confidence, _sayer(quiet), trust_plugins)
     if as_json:
         print(json.dumps(done.as_dict()))
     else:
@@ -76,7 +78,7 @@ def advise_us(
     """
     words = list(words or [])
     file = Path(words.pop(0)) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
-    tables = override(read_experiment(file) if file else {}, words)
+    tables = load_tables(file, words)
     load_plugins(tables.get("plugins", ()))
     tried = tuple(part.strip() for part in methods.split(",") if part.strip())
     question = Question(tables, histograms, epsilon, data, examples, rounds, tried, seeds)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsynth.config import override, read_experiment
+from fedsynth.config import load_tables, override
 from fedsynth.conformance import verify_method
 from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods, find_method
@@ -76,7 +76,7 @@ def stress(
     """
     words = list(words or [])
     file = Path(words.pop(0)) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
-    tables = override(read_experiment(file) if file else {}, words)
+    tables = load_tables(file, words)
     load_plugins(tables.get("plugins", ()))
     names = [find_method(method).name for method in _listed(methods)]
     try:

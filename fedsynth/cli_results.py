@@ -17,6 +17,14 @@ from fedsynth.quality import measure_quality
 from fedsynth.report.page import write_report
 
 out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
+TrustPlugins = Annotated[
+    bool,
+    typer.Option(
+        "--trust-plugins",
+        help="Execute the plug-ins, Python files, that the run's config names. Look at them first.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")]
 
 
@@ -57,13 +65,14 @@ def quality(
     images: Annotated[
         Path | None, typer.Option(help="A safetensors file with images and labels; otherwise the last in samples/.")
     ] = None,
+    trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure how good a run's synthetic images are: useful, recognisable, varied, and not copies.
 
     The result is kept in the run folder as quality.json, and the report shows it.
     """
-    found = measure_quality(folder, images)
+    found = measure_quality(folder, images, trust_plugins)
     if as_json:
         print(json.dumps(found))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import json
 import re
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.config import Experiment, make_experiment
+from fedsynth.csv_files import read_rows, write_csv
 from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods, find_method
-from fedsynth.report.artifacts import write_csv
+from fedsynth.plugins import check_trusted
 from fedsynth.report.controls import SHARES_NOTHING, control_label, control_verdicts, verdict_lines
 from fedsynth.report.page import write_report
 from fedsynth.report.plots import plot_clients, plot_curves
@@ -78,7 +78,7 @@ def compare_methods(
         check_tuning(first)
     path.mkdir(parents=True)
     write_json(path / "comparison.json", {"planned": planned, "tune": tune})
-    return finish_comparison(path, progress, say, jobs)
+    return finish_comparison(path, progress, say, jobs, trust_plugins=True)  # the caller has just named them
 
 
 def finish_comparison(
@@ -86,14 +86,16 @@ def finish_comparison(
     progress: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
     jobs: int | None = None,
+    trust_plugins: bool = False,
 ) -> Comparison:
-    """Do what is left of a comparison and write its tables."""
+    """Do what is left of a comparison and write its tables; plug-ins are executed only where they are trusted."""
     try:
         kept = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
         planned = [_label_and_table(entry) for entry in kept["planned"]]
         trials = int(kept.get("tune", 0))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f'"{path}" is not the folder of a comparison ({error}).') from None
+    check_trusted(path, trust_plugins, *(table.get("plugins") for _, table in planned))
     planned = [(label, {**table, "runs": str(path)}) for label, table in planned]  # the folder may have been moved
     work = Work(progress, say, jobs)
     if trials:
@@ -125,7 +127,7 @@ def own_accuracies(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
     """The accuracy of every client on its own test part, from the clients.csv of a run."""
     column = f"{summary['clients'].get('view')}/test/accuracy"
     with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
-        return {row["client"]: float(row[column]) for row in csv.DictReader(file) if row.get(column)}
+        return {row["client"]: float(row[column]) for row in read_rows(file) if row.get(column)}
 
 
 def _draw_clients(done: Comparison) -> None:

@@ -17,7 +17,7 @@ from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
 from fedsynth.methods.settings import MethodConfig, TrainConfig
-from fedsynth.plugins import beside, load_plugins
+from fedsynth.plugins import NAME_THEM, TRUST, beside, check_trusted, load_plugins
 from fedsynth.privacy import PrivacyConfig
 
 
@@ -59,6 +59,11 @@ class EvaluationConfig(BaseModel):
     )
     final_clients: int = Field(
         10_000, ge=0, description="clients judged at the end; a sample where there are more; 0: none is asked"
+    )
+    class_counts: bool = Field(
+        False,
+        description="over a network: ask every site once for its class counts, exact and without a guarantee, so that "
+        "the report can show who has what; simulations know them anyway",
     )
     test_curve: bool = Field(False, description="also judge the global test set while training, as papers print it")
 
@@ -144,8 +149,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def read_experiment(file: Path) -> dict[str, Any]:
-    """The tables of an experiment file, not yet checked."""
+def read_experiment(file: Path, trust_plugins: bool = False, how: str = TRUST) -> dict[str, Any]:
+    """The tables of an experiment file, not yet checked.
+
+    A JSON file is the config of a run, which may be somebody else's: plug-ins that it names are refused unless the user
+    trusts them, in the way that `how` tells.
+    """
     try:
         text = file.read_text(encoding="utf-8")
         tables = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
@@ -159,6 +168,7 @@ def read_experiment(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read as an experiment: it must hold one object.")
     if "plugins" in tables:
         tables["plugins"] = beside(tables["plugins"], file.parent)
+        check_trusted(file, trust_plugins or file.suffix != ".json", tables["plugins"], how=how)
     engine = tables.get("engine")
     if isinstance(engine, dict) and isinstance(engine.get("certificate"), str):
         engine["certificate"] = str((file.parent / engine["certificate"]).absolute())
@@ -236,4 +246,11 @@ def _chosen_method(methods: Mapping[str, Any], method: Mapping[str, Any]) -> dic
 
 def load_experiment(file: Path | None, assignments: Iterable[str] = ()) -> Experiment:
     """An experiment from a file (or from defaults alone) and overrides."""
-    return make_experiment(override(read_experiment(file) if file else {}, assignments))
+    return make_experiment(load_tables(file, assignments))
+
+
+def load_tables(file: Path | None, assignments: Iterable[str] = ()) -> dict[str, Any]:
+    """The tables of an experiment file (or none) with overrides; plug-ins of a run must be among the overrides."""
+    words = list(assignments)
+    named = any(word.partition("=")[0].strip() == "plugins" for word in words)
+    return override(read_experiment(file, named, NAME_THEM) if file else {}, words)

@@ -38,13 +38,13 @@ USEFUL, AS_REAL = "trained on synthetic, judged on real", "trained on as many re
 REVERSE, ORACLE = "trained on as many real, judged on synthetic", "recognised by the oracle"
 
 
-def measure_quality(path: Path, images: Path | None = None) -> dict[str, Any]:
+def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool = False) -> dict[str, Any]:
     """Measure a run's synthetic images against the data it ran on; kept in quality.json, where the report finds it.
 
     Taken are all images that the method showed in the last round in which it did (`samples/`), or those of a
-    safetensors file with `images` and `labels`.
+    safetensors file with `images` and `labels`. Plug-ins of the run are executed only where they are trusted.
     """
-    experiment = make_experiment(read_experiment(path / "config.json"))
+    experiment = make_experiment(read_experiment(path / "config.json", trust_plugins))
     data = load_data(experiment)
     check_same_split(path, data.split_fingerprint())
     files = [images] if images else _last_shown(path)

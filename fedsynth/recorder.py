@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsynth.config import Experiment
+from fedsynth.csv_files import write_rows
 from fedsynth.data.dataset import Dataset
 from fedsynth.evaluation.fairness import over_clients, per_class
 from fedsynth.evaluation.views import client_tallies, judge_pooled, judges
@@ -91,10 +91,8 @@ class Recorder:
     def follow(self, fed: Federation) -> None:
         """Write who took part since the last time, and what the method recorded."""
         with self._timeline.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            if not file.tell():
-                writer.writerow(COLUMNS)
-            writer.writerows(fed.participation.timeline.take())
+            write_rows(file, [] if file.tell() else [COLUMNS])
+            write_rows(file, fed.participation.timeline.take())
         if fed.participation.records:
             write_json(self.folder / "records.json", fed.participation.records)
 

@@ -74,18 +74,9 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path, experiment: Experiment, accept_code_change: bool) -> RunFolder:
         """A folder to go on with; refused when config or code are not those the run began with."""
-        try:
-            kept = json.loads((path / "versions.json").read_text(encoding="utf-8"))
-            config, code, version_ = kept["config"], kept["code"], kept["fedsynth"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f'"{path}" cannot be resumed: its record is damaged ({error}).') from None
-        if config != fingerprint(experiment.resolved()):
+        if _begun_with(path)["config"] != fingerprint(experiment.resolved()):
             raise ConfigError(f'"{path}" was begun with another config: restore its config.json, or start a new run.')
-        if code != code_fingerprint(experiment.plugins) and not accept_code_change:
-            raise ConfigError(
-                f'"{path}" was begun with other code (fedsynth {version_}): the result would be a mixture. '
-                "Install that version, start a new run, or pass --accept-code-change."
-            )
+        check_same_code(path, experiment.plugins, accept_code_change)
         return cls(path)
 
     def check_split(self, split: str) -> None:
@@ -136,6 +127,25 @@ class RunFolder:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically."""
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def check_same_code(path: Path, plugins: Sequence[Path], accept_code_change: bool) -> None:
+    """Refuse to go on with other code than the run began with; the plug-ins are read, not run."""
+    kept = _begun_with(path)
+    if kept["code"] != code_fingerprint(plugins) and not accept_code_change:
+        raise ConfigError(
+            f'"{path}" was begun with other code (fedsynth {kept["fedsynth"]}): the result would be a mixture. '
+            "Install that version, start a new run, or pass --accept-code-change."
+        )
+
+
+def _begun_with(path: Path) -> dict[str, Any]:
+    """The versions and hashes of config and code that a run began with."""
+    try:
+        kept = json.loads((path / "versions.json").read_text(encoding="utf-8"))
+        return {key: kept[key] for key in ("config", "code", "fedsynth")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f'"{path}" cannot be resumed: its record is damaged ({error}).') from None
 
 
 def check_same_split(path: Path, split: str) -> None:

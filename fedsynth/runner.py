@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedsynth.config import Experiment, make_experiment, read_experiment
-from fedsynth.data.described import RunData
+from fedsynth.data.described import DescribedData, RunData
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
@@ -30,12 +30,14 @@ from fedsynth.federation.port import POOLED, SERVER, Engine
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import build_model, instantiate
 from fedsynth.learning.weights import Weights
+from fedsynth.methods.class_counts import told_counts
+from fedsynth.plugins import plugin_files
 from fedsynth.progress import Quiet, make_progress
 from fedsynth.recorder import Recorder, save_model
 from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
-from fedsynth.runfolder import RunFolder, check_same_split
+from fedsynth.runfolder import RunFolder, check_same_code, check_same_split, write_json
 from fedsynth.seeding import Secret
 
 
@@ -187,8 +189,8 @@ def carry_out(
         recorder,
         **options,
     )
-    method = find_method(experiment.method_name)
-    outcome = method.program(fed, experiment.method_config())
+    data = with_told_counts(experiment, data, fed, folder.path)
+    outcome = find_method(experiment.method_name).program(fed, experiment.method_config())
     judged = fed.once("final evaluation", lambda: _judge(fed, outcome, experiment, data, device))
     seconds = fed.once("seconds", lambda: fed.seconds)
     recorder.follow(fed)
@@ -203,6 +205,18 @@ def carry_out(
     return RunResult(
         summary, recorder.rows, outcome.model, folder.path, experiment, schema.shape, schema.classes, whole
     )
+
+
+def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, path: Path) -> RunData:
+    """The data and, where the experiment wants it, what its sites say they hold, which goes into the manifest too.
+
+    They are asked before the first round: a site that is lost later is one of which people want to know what it held.
+    """
+    if not isinstance(data, DescribedData) or not experiment.evaluation.class_counts:
+        return data
+    known = data.with_counts(fed.once("class counts for the report", lambda: told_counts(fed)))
+    write_json(path / "manifest.json", known.manifest())
+    return known
 
 
 def policy_of(experiment: Experiment) -> Policy:
@@ -248,7 +262,7 @@ def summarise(
         "simulated_seconds": fed.engine.clock or None,
         "failures": took_part.failures,
         "failed": took_part.failed,
-        "missed": missed_clients(took_part, data),
+        "missed": missed_clients(took_part, data, experiment.evaluation.class_counts),
         "notes": took_part.notes,
         "privacy": took_part.ledger.rows(experiment.privacy.delta),
         "secret_noise": fed.secret_noise,
@@ -262,9 +276,13 @@ def summarise(
     }
 
 
-def resume_run(path: Path, progress: bool | None = None, accept_code_change: bool = False) -> RunResult:
-    """Go on with a run from its folder."""
+def resume_run(
+    path: Path, progress: bool | None = None, accept_code_change: bool = False, trust_plugins: bool = False
+) -> RunResult:
+    """Go on with a run from its folder. `trust_plugins`: the plug-ins that its config names may be executed."""
     file = path / "config.json"
     if not file.is_file():
         raise ConfigError(f'"{path}" is not a run folder: it has no config.json.')
-    return run_experiment(make_experiment(read_experiment(file)), path, progress, accept_code_change)
+    tables = read_experiment(file, trust_plugins)
+    check_same_code(path, plugin_files(tables.get("plugins") or ()), accept_code_change)  # before they are executed
+    return run_experiment(make_experiment(tables), path, progress, accept_code_change)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.config import Experiment, make_experiment, override
+from fedsynth.csv_files import write_csv
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.report.artifacts import write_csv
 from fedsynth.report.plots import plot_stress
 from fedsynth.runner import check_setting, load_data
 from fedsynth.work import Work, summary_of

@@ -17,13 +17,14 @@ ALLOWED = {
     "learning": ("learning",),
     "synthesis": (
         "synthesis",
+        "archives",
         "learning.effort",
         "learning.weights",
         "privacy.dpsgd",  # clipping, sampling and noise are written once
         "privacy.mechanisms",
     ),
     "privacy": ("privacy", "seeding"),
-    "data": ("data", "seeding"),
+    "data": ("data", "archives", "seeding"),
     "federation": (
         "federation",
         "data.dataset",

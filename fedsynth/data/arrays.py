@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsynth.archives import check_unpacked_size
 from fedsynth.data.config import DataConfig
 from fedsynth.data.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError
@@ -33,7 +34,7 @@ def read_npz(path: Path, config: DataConfig) -> Raw:
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Every array of an .npz file; pickled objects are refused."""
+    """Every array of an .npz file; pickled objects and files that would unpack to too much are refused."""
     if not path.is_file():
         raise DataError(f"{path} does not exist; check the path after npz:.")
     try:
@@ -41,7 +42,8 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(f"{path} is not an .npz archive; write it with numpy.savez.")
         with archive:
-            return {key: archive[key] for key in archive.files}
+            unpacked = check_unpacked_size(path)
+            arrays = {key: archive[key] for key in archive.files}
     except ValueError as error:
         if "allow_pickle" in str(error) or "pickle" in str(error).lower():
             raise DataError(
@@ -49,8 +51,15 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
                 "save numbers or text arrays with numpy.savez."
             ) from error
         raise DataError(f"{path} is damaged ({error}); write it again with numpy.savez.") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError) as error:
+    except MemoryError as error:  # its header promises more than any machine has
+        raise DataError(f"{path} is damaged ({error}); write it again with numpy.savez.") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, RuntimeError) as error:
         raise DataError(f"{path} is not a readable .npz file ({error}); write it again with numpy.savez.") from error
+    if any(
+        array.ndim and len(array) > unpacked for array in arrays.values()
+    ):  # entries of no bytes, any number of them
+        raise DataError(f"{path} is damaged (it has more entries than bytes); write it again with numpy.savez.")
+    return arrays
 
 
 def _part(arrays: dict[str, np.ndarray], x: str, y: str, path: Path, config: DataConfig) -> Part:

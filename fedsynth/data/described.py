@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedsynth.data import manifest as numbers
 from fedsynth.data.dataset import Dataset, Schema
-from fedsynth.data.federated import PARTS
 from fedsynth.errors import DataError
 
 
 class RunData(Protocol):
-    """What a run must know of its federation's data, wherever that is. Without a `test`, there is no global test."""
+    """What a run must know of its federation's data, wherever that is. Without a `test`, there is no global test.
+
+    How many examples clients have is None where it is not known: sites of a network tell it only when they are asked.
+    """
 
     @property
     def clients(self) -> list[str]: ...
@@ -34,9 +36,9 @@ class RunData(Protocol):
     @property
     def source_names(self) -> tuple[str, ...]: ...
 
-    def train_size(self, client: str) -> int: ...
+    def train_size(self, client: str) -> int | None: ...
 
-    def counts(self, part: str = "train") -> np.ndarray: ...
+    def counts(self, part: str = "train") -> np.ndarray | None: ...
 
     def split_fingerprint(self) -> str: ...
 
@@ -45,9 +47,13 @@ class RunData(Protocol):
 
 @dataclass(frozen=True)
 class DescribedData:
-    """Sites as they described themselves: shape, classes, and examples per part and class. The server has no test."""
+    """Sites as they described themselves: shape and classes. The server has no test.
+
+    `told` has the training examples per class of those sites that were asked for them and answered.
+    """
 
     sites: Mapping[str, Mapping[str, Any]]
+    told: Mapping[str, Sequence[int]] = field(default_factory=dict)
     test: Dataset | None = None
     test_sources: np.ndarray | None = None
     source_names: tuple[str, ...] = ("sites",)
@@ -73,33 +79,42 @@ class DescribedData:
                         f'Site "{name}" has another {key} ({about[key]}) than site "{first_name}" ({first[key]}): '
                         "give all sites the same [schema]."
                     )
-            if sum(about["counts"]["train"]) == 0:
-                raise DataError(f'Site "{name}" has no examples to train on.')
 
-    def train_size(self, client: str) -> int:
-        """How many examples a site trains on."""
-        return int(sum(self.sites[client]["counts"]["train"]))
+    def with_counts(self, told: Mapping[str, Sequence[int]]) -> DescribedData:
+        """The same sites, and what some of them told of their training examples, class by class."""
+        return replace(self, told=dict(told))
 
-    def counts(self, part: str = "train") -> np.ndarray:
-        """Examples per site and class in one part."""
-        return np.array([about["counts"][part] for about in self.sites.values()], dtype=np.int64)
+    def train_size(self, client: str) -> int | None:
+        """How many examples a site trains on, if it told."""
+        return sum(self.told[client]) if client in self.told else None
+
+    def counts(self, part: str = "train") -> np.ndarray | None:
+        """Examples per site and class in one part, if all sites told; of other parts than "train" nobody does."""
+        if part != "train" or not all(site in self.told for site in self.sites):
+            return None
+        return np.array([self.told[site] for site in self.sites], dtype=np.int64)
 
     def split_fingerprint(self) -> str:
         """sha256 over what the sites say of their data; it changes when a site's data does."""
-        known = [[name, about["fingerprint"], about["counts"]] for name, about in self.sites.items()]
+        known = [[name, about["fingerprint"]] for name, about in self.sites.items()]
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
     def manifest(self) -> dict[str, Any]:
-        """The same table as a simulated split's, as far as the server knows."""
-        counts = {part: self.counts(part) for part in PARTS}
-        return {
+        """The same table as a simulated split's, without what the server does not know."""
+        table: dict[str, Any] = {
             "sites": {name: dict(about) for name, about in self.sites.items()},
             "fingerprint": {"split": self.split_fingerprint()},
             "shape": list(self.schema.shape),
             "classes": list(self.schema.class_names),
             "clients": len(self.sites),
-            "examples": {**{part: int(table.sum()) for part, table in counts.items()}, "global_test": 0},
-            "train_sizes": numbers.size_summary(counts["train"].sum(axis=1)),
-            "skew": numbers.realised_skew(sum(counts.values(), start=np.zeros_like(counts["train"]))),
-            "counts": numbers.count_table(self.clients, counts),
         }
+        counts = self.counts()
+        if counts is not None:
+            table["examples"] = {"train": int(counts.sum())}
+            table["train_sizes"] = numbers.size_summary(counts.sum(axis=1))
+            table["skew"] = numbers.realised_skew(counts)
+            table["counts"] = numbers.count_table(self.clients, {"train": counts})
+        elif self.told:
+            told = {site: {"train": list(self.told[site])} for site in self.sites if site in self.told}
+            table["counts"] = {"per_client": told}
+        return table

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsynth.archives import read_stream
 from fedsynth.data.config import DataConfig
 from fedsynth.data.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError
@@ -84,7 +85,7 @@ def _read_bytes(path: Path) -> bytes:
         if path.suffix != ".gz":
             return path.read_bytes()
         with gzip.open(path) as stream:
-            return stream.read()
+            return read_stream(path, stream)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is a damaged gzip file ({error}); copy it again.") from error
     except OSError as error:

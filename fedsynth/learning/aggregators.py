@@ -46,7 +46,7 @@ def trimmed_mean(many: Sequence[Weighted], trim: float) -> Weights:
     """Coordinate by coordinate, leave out the `trim` share of lowest and of highest values, average the rest.
 
     At least one value goes at each end, where one is left then, or few clients would trim nothing. Kept values keep
-    their clients' weights, so that `trim = 0` is the weighted mean.
+    their clients' weights, so that `trim = 0` is the weighted mean. NaN counts as the highest of all values.
     """
     if not 0 <= trim < 0.5:
         raise UserError(f"trim = {trim} cannot be used: it must be at least 0 and less than 0.5.")
@@ -60,14 +60,18 @@ def trimmed_mean(many: Sequence[Weighted], trim: float) -> Weights:
     def middle(stack: Tensor, shares: Tensor) -> Tensor:
         rank = stack.argsort(stable=True, dim=0).argsort(0)
         kept = ((rank >= cut) & (rank < len(stack) - cut)) * shares
-        return (stack * kept).sum(0) / kept.sum(0)
+        # A weight of 0 does not take out what is not finite, 0 · ∞ being NaN: it is replaced.
+        return (stack.where((kept > 0) | stack.isfinite(), 0.0) * kept).sum(0) / kept.sum(0)
 
     return _by_entry(many, middle)
 
 
 def median(many: Sequence[Weighted]) -> Weights:
-    """Coordinate by coordinate, the middle value (the mean of the two middle ones when they are even in number)."""
-    return _by_entry(many, lambda stack, shares: stack.quantile(0.5, 0) if len(stack) else stack)
+    """Coordinate by coordinate, the middle value (the mean of the two middle ones when they are even in number).
+
+    NaN counts as the highest of all values, so that the middle is finite while most values are.
+    """
+    return _by_entry(many, lambda stack, shares: stack.where(~stack.isnan(), math.inf).quantile(0.5, 0))
 
 
 def krum_scores(many: Sequence[Weighted], byzantine: int, names: Iterable[str] | None = None) -> Tensor:

@@ -4,8 +4,9 @@ Once, before training, every client sends averages of M of its images and labels
 the collection to all. Locally, for a batch and one averaged pair (x̄, ȳ):
 ℓ = (1−λ) ℓ(f((1−λ)x), y) + λ ℓ(f((1−λ)x), ȳ) + λ ⟨∂ of the first term / ∂x, x̄⟩.
 
-Deviations: the collection is capped (`limit` pairs, drawn at random), so that it fits clients of any federation. The
-averages are real images blended, released without protection: the record of releases says so.
+Deviations: the collection is capped (`limit` pairs, drawn at random), so that it fits clients of any federation. Images
+that are left over join the group before them and M is at least 2, so that no average is a single image; a client with
+one image sends none. The averages are real images blended, released without protection: the record of releases says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedsynth.errors import UserError
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.learning.objectives import MeanMixup
 from fedsynth.learning.training import CrossEntropy, Objective
@@ -33,14 +35,24 @@ class Averages(Reply):
 
 @task
 def average_images(client: Client, mean_of: int) -> Averages:
-    """Average the client's images in random groups of `mean_of`; a last group may be smaller."""
+    """Average the client's images in random groups of `mean_of`; what is left over joins the last group."""
+    if mean_of < 2:  # asked here too: the settings are the server's, which may not keep to them
+        raise UserError(f"mean_of = {mean_of} is refused: an average of one image is that image; ask for 2 or more.")
     x, y = client.data.train.tensors()
     order = torch.from_numpy(client.rng("average").permutation(len(y)))
     one_hot = F.one_hot(y, client.schema.classes).float()
-    groups = order.split(mean_of)
-    images = torch.stack([x[rows].mean(0) for rows in groups])
-    labels = torch.stack([one_hot[rows].mean(0) for rows in groups])
+    groups = group_rows(order, mean_of)
+    images = torch.stack([x[rows].mean(0) for rows in groups]) if groups else x[:0]
+    labels = torch.stack([one_hot[rows].mean(0) for rows in groups]) if groups else one_hot[:0]
     return client.release(Averages(images=images, labels=labels))
+
+
+def group_rows(order: Tensor, size: int) -> list[Tensor]:
+    """Groups of `size` rows, the last with what is left over; one smaller group of few rows, and none of a single."""
+    groups = list(order.split(size))
+    if len(groups) > 1 and len(groups[-1]) < size:
+        groups[-2:] = [torch.cat(groups[-2:])]
+    return groups if len(order) > 1 else []
 
 
 @task
@@ -57,7 +69,7 @@ class MixupRule(LocalRule, name="mean_mixup"):
 
     def begin(self, visit: Visit) -> Objective:
         kept = visit.client.state.get("averages")
-        if kept is None or self.ratio == 0:
+        if kept is None or len(kept["images"]) == 0 or self.ratio == 0:
             return CrossEntropy()
         return MeanMixup(kept["images"], kept["labels"], self.ratio, visit.client.rng("mixup"))
 
@@ -68,7 +80,7 @@ class FedMixConfig(LoopConfig):
     search: ClassVar[dict[str, tuple[float, float]]] = {"ratio": (0.01, 0.5)}
 
     ratio: float = Field(0.05, ge=0, lt=1, description="mixup ratio λ")
-    mean_of: int = Field(10, ge=1, description="images in one average (M_k)")
+    mean_of: int = Field(10, ge=2, description="images in one average (M_k)")
     limit: int = Field(1000, ge=1, description="averages kept by every client")
 
 
@@ -90,6 +102,9 @@ def exchange(fed: Federation, cfg: FedMixConfig) -> dict[str, Any]:
         return {"averages": 0}
     images = torch.cat([reply.images for reply in replies.values()])
     labels = torch.cat([reply.labels for reply in replies.values()])
+    if len(images) == 0:
+        fed.note("No client has two images to average: clients train as in FedAvg.")
+        return {"averages": 0}
     rows = torch.from_numpy(fed.rng("averages").permutation(len(images))[: cfg.limit])
     fed.broadcast(keep_averages, images=images[rows], labels=labels[rows])
     return {"averages": len(rows)}

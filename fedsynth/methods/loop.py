@@ -196,15 +196,15 @@ def train(
     result, extra = fit_by_rule(visit, rule, x, y)
     if data is not None:
         LocalData.parse(data["rule"]).settle(client, net)
-    shared, examples, guarantees = shared_entries(client, net, keeps), len(client.data.train), {}
+    shared, guarantees = shared_entries(client, net, keeps), {}
     if protection is not None:
         trained = [name for name, _ in net.named_parameters() if name in shared]
         shared = with_bare_noise(shared, trained, protection, client.noise_rng(NOISE))
         guarantees = {"model": bare_noise_guarantee(protection)}
-    if remember:  # the client will be asked about it, later in this round
+    if remember:  # the client will be asked about it later
         client.state["trained"] = weights_of(net) | shared
-    update = Update(model=shared, examples=examples, loss=result.loss, steps=result.steps, extra=extra)
-    return client.release(update, **guarantees)
+    done = {"examples": len(client.data.train), "loss": result.loss, "steps": result.steps, "extra": extra}
+    return client.release(Update(model=shared, **done), **guarantees)
 
 
 class MaskedUpdate(Reply):
@@ -221,8 +221,8 @@ def train_masked(client: Client, secure: SecureRound, request: dict[str, Any]) -
     assert isinstance(update, Update)
     weight = 1 if secure.equal else update.examples
     hidden = masked(client, secure, in_one_vector(request["model"], update.model), weight)
-    guarantee = secured(client.guarantees.get("model"), len(secure.peers))
-    return client.release(MaskedUpdate(masked=hidden), masked=guarantee)  # in place of the update
+    proven = secured(client.guarantees.get("model"), len(secure.peers))
+    return client.release(MaskedUpdate(masked=hidden), masked=proven)  # in place of the update
 
 
 def train_protected(
@@ -270,11 +270,10 @@ def fit_by_rule(
 
 def shared_entries(client: Client, net: nn.Module, keeps: Kept, protected: bool = False) -> Weights:
     """The weights that may leave; the client puts the others aside for the next round."""
-    weights = weights_of(net)
-    held = kept_entries(net, keeps)
+    weights, held = weights_of(net), kept_entries(net, keeps)
     if held:
-        put = client.state.keep_public if protected else client.state.__setitem__
-        put("kept", {name: weights[name] for name in held})
+        keep = client.state.keep_public if protected else client.state.__setitem__
+        keep("kept", {name: weights[name] for name in held})
     return {name: entry for name, entry in weights.items() if name not in held}
 
 
@@ -341,12 +340,8 @@ def federated_loop(fed: Federation, cfg: LoopConfig, keeps: Kept = "nothing", **
     if held and not isinstance(slots.after, LeaveIt):
         raise ConfigError(f'after = "{slots.after.name}" needs whole models, but {NO_GLOBAL[keeps]}.')
     prepare_objective(fed, slots, protection)
-    state = State(
-        model=weights_of(net),
-        memory={},
-        personal="kept" if held else "",
-        no_global=NO_GLOBAL[keeps] if held else "",
-    )
+    own_model = {"personal": "kept", "no_global": NO_GLOBAL[keeps]} if held else {"personal": "", "no_global": ""}
+    state = State(model=weights_of(net), memory={}, **own_model)
     for index in fed.rounds("train", cfg.train.rounds, state):
         training = cfg.train.local(index)
         setting = Setting(trained - held, len(fed.clients), training.lr, training.momentum)

@@ -38,8 +38,7 @@ def check_site(config: SiteConfig) -> SiteCheck:
         problems = find_problems(source)
     data = load_site_data(config)
     missing = [name for name, n in zip(schema.class_names, data.counts["train"], strict=True) if n == 0]
-    own = data.own.train
-    if len(own) == 0:
+    if len(data.own.train) == 0:
         problems.append("There are no examples to train on.")
     return SiteCheck(config.name, list(schema.shape), list(schema.class_names), data.counts, missing, problems)
 

@@ -26,6 +26,7 @@ from fedsynth.runfolder import RunFolder, check_same_split, package_version, wri
 from fedsynth.runner import RunResult, carry_out, check_setting
 
 PAUSE = 0.5  # seconds between two looks for sites that are not there yet
+TOLD = ("site", "fedsynth", "code", "shape", "classes", "fingerprint", "rehearsal")  # of a site, before a run
 TELLING = 120.0  # seconds that a site has to tell about itself: it reads its data for that
 
 
@@ -52,7 +53,8 @@ def end_of(folder: Path, attempt: str) -> Path:
 
 def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
     """Gather the sites, then run the experiment of a run folder over them."""
-    experiment = make_experiment(read_experiment(path / "config.json"))
+    # Whoever started this has asked whether plug-ins are trusted, and has just written or checked the folder.
+    experiment = make_experiment(read_experiment(path / "config.json", trust_plugins=True))
     folder = RunFolder(path)
     with folder.locked(), Lines(path / "progress.jsonl") as shown:
         nobody = TaskHost(Nobody(), StateStore(path / "server"))
@@ -152,9 +154,10 @@ def _about(name: str, reply: bytes) -> Mapping[str, Any] | str:
             reason = f"{answer['error']}: {answer['message']}"
             return f'Site "{name}" cannot take part: {reason}. Run "fedsynth site check" there.'
         about: dict[str, Any] = answer["about"]
-        shape, counts = [int(side) for side in about["shape"]], about["counts"]
-        fits = all(len(counts[part]) == len(about["classes"]) for part in ("train", "validation", "test"))
-        if not (shape and fits and isinstance(about["fingerprint"], str) and isinstance(about["rehearsal"], bool)):
+        about = {key: about[key] for key in TOLD}  # whatever else it tells, nobody has asked for
+        sized = all(isinstance(side, int) and side > 0 for side in about["shape"]) and about["shape"]
+        named = all(isinstance(entry, str) for entry in about["classes"]) and len(about["classes"]) > 1
+        if not (sized and named and isinstance(about["fingerprint"], str) and isinstance(about["rehearsal"], bool)):
             return f'Site "{name}" tells about itself in a way that cannot be read.'
     except (PayloadError, KeyError, TypeError, ValueError) as error:
         return f'Site "{name}" tells about itself in a way that cannot be read ({type(error).__name__}).'

@@ -190,6 +190,7 @@ def open_site(config: SiteConfig) -> Site:
 
     load_plugins(list(config.plugins))
     data = load_site_data(config)
+    check_ready(data)
     return Site(
         config.name,
         data,
@@ -202,15 +203,21 @@ def open_site(config: SiteConfig) -> Site:
     )
 
 
+def check_ready(data: SiteData) -> None:
+    """Refuse to take part with nothing: no server is told how much a site has, so none would notice."""
+    if len(data.own.train) == 0:
+        raise DataError(f'Site "{data.name}" has no examples to train on: check the [data] table of its file.')
+
+
 def about_site(config: SiteConfig, data: SiteData) -> dict[str, Any]:
-    """What a site tells before a run: names, versions and counts."""
+    """What a site tells before a run, to whoever asks: nothing of how much it has of what, which is for tasks to tell,
+    under the site's policy and with an entry in the ledger."""
     return {
         "site": config.name,
         "fedsynth": package_version(),
         "code": code_fingerprint(config.plugins),
         "shape": list(data.schema.shape),
         "classes": list(data.schema.class_names),
-        "counts": data.counts,
         "fingerprint": salted_fingerprint(config.folder, data),
         "rehearsal": config.rehearsal is not None,
     }

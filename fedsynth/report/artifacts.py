@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsynth.csv_files import read_rows, write_csv
 from fedsynth.data.described import RunData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record
@@ -28,19 +28,18 @@ def write_record(
     participation: Participation,
     data: RunData,
 ) -> None:
-    """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, and pictures: of the split, the
-    curves, the clients, each matrix that the method recorded and, where time is simulated, who worked when."""
+    """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, and pictures: of the split if it is
+    known, the curves, the clients, each matrix that the method recorded and, where time is simulated, who worked when.
+    """
     write_csv(folder / "metrics.csv", [flat(row) for row in rows])
     write_csv(folder / "clients.csv", _client_rows(judged["per_client"], data))
     write_json(folder / "participation.json", participation.as_dict())
     write_csv(folder / "ledger.csv", _ledger_rows(summary["privacy"]))
     write_events(folder / "tensorboard", rows)
-    plot_split(
-        folder / "split.png",
-        data.counts()[:SPLIT_PICTURE_CLIENTS],
-        data.clients[:SPLIT_PICTURE_CLIENTS],
-        data.schema,
-    )
+    counts = data.counts()
+    if counts is not None:
+        shown = data.clients[:SPLIT_PICTURE_CLIENTS]
+        plot_split(folder / "split.png", counts[:SPLIT_PICTURE_CLIENTS], shown, data.schema)
     if any("validation" in row for row in rows):
         plot_curves(folder / "curves.png", {summary["method"]: rows})
     own = judged["per_client"].get(f"{summary['clients'].get('view')}/test", {})
@@ -49,7 +48,7 @@ def write_record(
         plot_clients(folder / "clients.png", {summary["method"]: accuracy})
     if summary["simulated_seconds"]:
         with (folder / "timeline.csv").open(newline="", encoding="utf-8") as file:
-            when = [row for row in csv.DictReader(file) if float(row["simulated_end"]) > float(row["simulated_start"])]
+            when = [row for row in read_rows(file) if float(row["simulated_end"]) > float(row["simulated_start"])]
         plot_timeline(folder / "timeline.png", when[:TIMELINE_BARS])
     for name, kept in participation.records.items():
         _picture_of(folder, name, kept)
@@ -63,15 +62,6 @@ def _picture_of(folder: Path, name: str, kept: dict[str, Any]) -> None:
         path = folder / "records" / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.png"
         values = np.array(record.values, dtype=float)
         plot_matrix(path, values, record.rows, record.columns or record.rows, record.marks, name)
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A CSV file with the union of the rows' keys as columns."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def write_events(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -103,6 +93,9 @@ def _client_rows(per_client: dict[str, dict[str, Any]], data: RunData) -> list[d
         for client, values in by_client.items():
             row = clients.setdefault(client, {"client": client, "train_examples": data.train_size(client)})
             row |= {f"{view}/{key}": value for key, value in values.items()}
+    if all(row["train_examples"] is None for row in clients.values()):  # nobody told
+        for row in clients.values():
+            del row["train_examples"]
     return [clients[client] for client in sorted(clients)]
 
 

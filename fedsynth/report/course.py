@@ -10,10 +10,11 @@ from typing import Any
 
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.timeline import ANSWERED, KEPT_ROWS
+from fedsynth.methods.class_counts import count_classes
 from fedsynth.privacy import ledger_words
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Code, Figure, Table, Words, megabytes, percent, seconds
-from fedsynth.report.holdings import client_counts
+from fedsynth.report.holdings import client_counts, over_network, silent_sites
 from fedsynth.report.outcome import class_names
 from fedsynth.report.reading import RunRecord, number, pick
 from fedsynth.report.svg import Cells
@@ -21,6 +22,7 @@ from fedsynth.report.svg import Cells
 MOST_ROUNDS = 400
 MOST_ROWS = 200  # clients of the timeline's picture
 MOST_MISSING = 10  # sentences about clients that missed rounds
+LOOK_FIRST = "The command names plug-ins of the run, Python files that it executes: look at them first."
 HELD = 0.5  # a client with this share of a class is worth naming when it is missing
 KINDS = (("answered", "ok", 1.0), ("answered in part", "part", 0.65), ("did not answer", "bad", 0.35))
 
@@ -30,6 +32,8 @@ def took_part(run: RunRecord) -> list[Block]:
     if not run.timeline:
         return [Words(["The run has no timeline: nobody was asked yet, or an older version made it."]), *_failures(run)]
     cells = _outcomes(run)
+    if not cells:
+        return [Words(["The method has asked nobody yet."]), *_failures(run)]
     clients = sorted({client for client, _ in cells}, key=lambda client: (len(client), client))
     rounds = sorted({round for _, round in cells})
     counted = Counter(cells.values())
@@ -44,7 +48,8 @@ def took_part(run: RunRecord) -> list[Block]:
         blocks.append(Words([f"Time is simulated: the clock stood at {seconds(simulated)} at the end."]))
     missing = _missing(run, clients, cells)
     if missing:
-        blocks.append(Words(_most_telling(missing), notice=True))
+        unknown = ["Which classes that cost is not known: the sites did not tell what they hold."]
+        blocks.append(Words([*_most_telling(missing), *(unknown if silent_sites(run) else [])], notice=True))
     if len(run.timeline) >= KEPT_ROWS:
         blocks.append(Words([f"The timeline keeps the first {KEPT_ROWS:,} requests; later ones are not drawn."]))
     return [drawn, *blocks, *_failures(run)]
@@ -53,8 +58,12 @@ def took_part(run: RunRecord) -> list[Block]:
 def _outcomes(run: RunRecord) -> dict[tuple[str, int], str]:
     """For each client and round, what came of the method's requests; evaluation is left aside."""
     outcomes: dict[tuple[str, int], list[bool]] = {}
+    asked_first = over_network(run) and pick(run.config, "evaluation", "class_counts")
+    counting = {row["client"] for row in run.timeline} if asked_first else set()
     for row in run.timeline:
-        if row["task"] != EVALUATION:
+        if row["task"] == count_classes.name and row["client"] in counting:
+            counting.discard(row["client"])  # that was for this report; what comes after it is the method's
+        elif row["task"] != EVALUATION:
             outcomes.setdefault((row["client"], int(row["round"])), []).append(row["outcome"] == ANSWERED)
     return {key: KINDS[0][0] if all(ok) else KINDS[1][0] if any(ok) else KINDS[2][0] for key, ok in outcomes.items()}
 
@@ -89,6 +98,8 @@ def _missing(run: RunRecord, clients: Iterable[str], cells: dict[tuple[str, int]
         if kind == KINDS[2][0]:
             rounds.setdefault(client, []).append(round)
     counts, names = client_counts(run), class_names(run)
+    if silent_sites(run):
+        counts = {}  # shares of what some have would say too much
     totals = [sum(column) for column in zip(*counts.values(), strict=True)]
     lines = []
     for client in (client for client in clients if client in rounds):
@@ -218,9 +229,16 @@ def _own_gan(names: Sequence[str], client: str, rows: list[list[Any]]) -> Table:
     return Table(title, ["class", "own records", "nearer (about 50 % without copying)"], cells)
 
 
+def command_again(run: RunRecord) -> str:
+    """The command that makes a run anew; it names the plug-ins, which are executed only then."""
+    words = [str(run.path / "config.json"), "name=again"]
+    if run.config.get("plugins"):
+        words.append(f"plugins={json.dumps(run.config['plugins'])}")
+    return f"fedsynth run {shlex.join(words)}"
+
+
 def reproduce(run: RunRecord) -> list[Block]:
     """Command, versions, seeds, hashes and the whole config."""
-    command = f"fedsynth run {shlex.quote(str(run.path / 'config.json'))} name=again"
     seeds = {"seed": run.seed, "data_seed": pick(run.config, "data_seed")}
     rows = [[name, "as seed" if value is None else str(value)] for name, value in seeds.items()]
     rows += [[f"hash of the {name}", str(value)] for name, value in (pick(run.manifest, "fingerprint") or {}).items()]
@@ -230,7 +248,8 @@ def reproduce(run: RunRecord) -> list[Block]:
     ]
     return [
         Words(["The same versions on the same kind of processor give the same bits."]),
-        Code("Command", command),
+        Code("Command", command_again(run)),
+        *([Words([LOOK_FIRST])] if run.config.get("plugins") else []),
         Table("Seeds, hashes and versions", ["what", "value"], rows, numbers=False),
         Code("The whole experiment (config.json)", json.dumps(run.config, indent=1, ensure_ascii=False), folded=True),
     ]

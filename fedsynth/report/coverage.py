@@ -6,41 +6,56 @@ from typing import Any
 
 from fedsynth.data.described import RunData
 from fedsynth.federation.participation import EVALUATION, Participation
+from fedsynth.methods.class_counts import count_classes
 
 NOTABLE = 0.5  # a client that holds this share of a class's training examples is named with the class
 
 
-def missed_clients(participation: Participation, data: RunData) -> list[dict[str, Any]]:
-    """For each client that did not answer some request of the method: the rounds, and its share of each class."""
+def missed_clients(participation: Participation, data: RunData, counted: bool = False) -> list[dict[str, Any]]:
+    """For each client that did not answer some request of the method: the rounds, and its share of each class.
+
+    The shares are None where not all clients told what they hold. `counted`: they were asked that before the method
+    began.
+    """
     rounds: dict[str, set[int]] = {}
+    silent = {client for client in data.clients if data.train_size(client) is None} if counted else set()
     for row in participation.failures:
-        if row["task"] != EVALUATION and row["client"] in data.clients:
-            rounds.setdefault(row["client"], set()).add(row["round"])
+        client = row["client"]
+        if row["task"] == count_classes.name and client in silent:
+            silent.discard(client)  # that was for the report; what comes after it is the method's
+        elif row["task"] != EVALUATION and client in data.clients:
+            rounds.setdefault(client, set()).add(row["round"])
     if not rounds:
         return []
-    counts = data.counts()
-    totals = counts.sum(axis=0)
-    names = data.schema.class_names or tuple(map(str, range(data.schema.classes)))
-    place = {client: position for position, client in enumerate(data.clients)}
+    held = _shares(data, set(rounds))
     return [
-        {
-            "client": client,
-            "rounds": sorted(missed),
-            "classes": {
-                name: round(float(own / total), 4)
-                for name, own, total in zip(names, counts[place[client]], totals, strict=True)
-                if own
-            },
-        }
+        {"client": client, "rounds": sorted(missed), "classes": None if held is None else held[client]}
         for client, missed in sorted(rounds.items())
     ]
 
 
+def _shares(data: RunData, clients: set[str]) -> dict[str, dict[str, float]] | None:
+    """Of each of these clients, its share of each class that it has; None where not all clients' counts are known."""
+    counts = data.counts()
+    if counts is None:
+        return None
+    totals = counts.sum(axis=0)
+    names = data.schema.class_names or tuple(map(str, range(data.schema.classes)))
+    return {
+        client: {name: round(float(n / total), 4) for name, n, total in zip(names, own, totals, strict=True) if n}
+        for client, own in zip(data.clients, counts, strict=True)
+        if client in clients
+    }
+
+
 def missed_words(missed: dict[str, Any]) -> str:
     """A sentence about one such client."""
-    held = sorted(missed["classes"].items(), key=lambda entry: -entry[1])
+    told = missed["classes"]
+    held = sorted((told or {}).items(), key=lambda entry: -entry[1])
     listed = ", ".join(f"{share:.0%} of class {name}" for name, share in held if share >= NOTABLE)
     holds = f"; it holds {listed}" if listed else ""
+    if told is None:
+        holds = "; which classes that cost is not known: the sites did not tell what they hold"
     return f"the result misses client {missed['client']} in round {_spans(missed['rounds'])}{holds}"
 
 

@@ -16,6 +16,11 @@ from fedsynth.report.blocks import Block, Figure, Gallery, Table, Words
 from fedsynth.report.outcome import class_names
 from fedsynth.report.reading import RunRecord, pick, read_inside
 
+NO_COUNTS = "The manifest has no counts per client (it keeps them for up to 2,000 clients)."
+NOT_TOLD = (
+    "The sites did not tell what they hold. With evaluation.class_counts = true a run asks them for their class "
+    "counts, and enters that in the ledger."
+)
 MOST_CLIENTS = 200  # columns of the split's picture
 MOST_PICTURES = 6  # rounds of one name
 PICTURE_BYTES = 1_500_000  # of all pictures of a page together
@@ -27,7 +32,7 @@ def split(run: RunRecord) -> list[Block]:
     counts = client_counts(run)
     names = class_names(run)
     if not counts:
-        return [Words(["The manifest has no counts per client (it keeps them for up to 2,000 clients)."])]
+        return [Words([NOT_TOLD if over_network(run) else NO_COUNTS])]
     shown = list(counts)[:MOST_CLIENTS]
     largest = max((value for row in counts.values() for value in row), default=0)
     grid = [[float(counts[client][k]) or None for client in shown] for k in range(len(names))]
@@ -40,6 +45,8 @@ def split(run: RunRecord) -> list[Block]:
     )
     if len(shown) < len(counts):
         words += f" The first {len(shown)} clients are drawn."
+    if silent_sites(run):
+        words += f" {silent_sites(run)} of {len(counts) + silent_sites(run)} sites did not tell what they hold."
     drawn = svg.grid("Who has what", words, names, shown, svg.levels(grid, 0, largest), "client")
     numbers = Table(
         "Training examples by client and class",
@@ -53,6 +60,17 @@ def split(run: RunRecord) -> list[Block]:
     realised = [f"Realised skew: {text} {skew[key]:.3f}." for key, text in said.items() if key in skew]
     figure = Figure("Who has what", drawn, words, steps=("1", str(largest)), numbers=numbers)
     return [figure, Words(realised)] if realised else [figure]
+
+
+def over_network(run: RunRecord) -> bool:
+    """Whether the data of a run was at the sites of a network."""
+    return bool(pick(run.manifest, "sites"))
+
+
+def silent_sites(run: RunRecord) -> int:
+    """How many sites of a network did not tell what they hold."""
+    sites = pick(run.manifest, "sites")
+    return len(set(sites) - set(client_counts(run))) if isinstance(sites, dict) else 0
 
 
 def client_counts(run: RunRecord) -> dict[str, list[int]]:

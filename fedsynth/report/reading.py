@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fedsynth.csv_files import read_rows
 from fedsynth.errors import ConfigError
 
 LARGEST = 64_000_000  # bytes of a file that is read
@@ -180,7 +181,7 @@ class _Reader:
     def rows(self, name: str, needed: bool, why: str = "") -> list[dict[str, str]]:
         """A CSV file; a line with too few cells is left out and named."""
         text = self.text(name, needed, why)
-        rows = [] if text is None else self._parsed(name, text, lambda it: list(csv.DictReader(io.StringIO(it))), [])
+        rows = [] if text is None else self._parsed(name, text, lambda it: read_rows(io.StringIO(it)), [])
         whole = [row for row in rows if None not in row and None not in row.values()]
         if len(whole) < len(rows):
             self.problems.append(f"{name} has {len(rows) - len(whole)} lines that are not whole; they were left out.")

@@ -13,6 +13,7 @@ from fedsynth.privacy import ledger_words
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Code, Figure, Table, Words
 from fedsynth.report.controls import control_verdicts, verdict_lines
+from fedsynth.report.course import LOOK_FIRST, command_again
 from fedsynth.report.intervals import Interval, interval, paired_difference
 from fedsynth.report.outcome import accuracy_series, class_names
 from fedsynth.report.reading import RunRecord, number, pick
@@ -270,9 +271,9 @@ def reproduce(groups: list[Group], links: dict[str, str]) -> list[Block]:
     ]
     targets = [links.get(run.name, "") for _, run in runs] if links else ()
     columns = ["run", "method", "seed", "state", "fedsynth", "code"]
-    command = f"fedsynth run {runs[0][1].path / 'config.json'} name=again"
     return [
         Words(["Each run can be made again from its own config.json; the first one:"]),
-        Code("Command", command),
+        Code("Command", command_again(runs[0][1])),
+        *([Words([LOOK_FIRST])] if runs[0][1].config.get("plugins") else []),
         Table("Runs", columns, rows, numbers=False, links=targets, stacked=True),
     ]

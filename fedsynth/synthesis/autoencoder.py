@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsynth.archives import check_unpacked_size
 from fedsynth.errors import UserError
 from fedsynth.learning.effort import count_examples
 from fedsynth.learning.weights import Weights, load_weights
@@ -106,10 +109,11 @@ def reconstruction_errors(net: AutoEncoder, x: Tensor, batch_size: int = 512) ->
 def read_public_images(path: str, shape: tuple[int, ...]) -> Tensor:
     """The images of an .npz file (its array `x_train`, `x` or the first one), as floats in [0, 1] of this shape."""
     try:
+        check_unpacked_size(Path(path))
         with np.load(path, allow_pickle=False) as file:
             name = next((key for key in ("x_train", "x") if key in file.files), file.files[0])
             images = np.asarray(file[name])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, BadZipFile, MemoryError) as error:
         raise UserError(f'The public images "{path}" cannot be read as an .npz file ({error}).') from None
     found = torch.from_numpy(images.astype(np.float32)) / (255 if images.dtype == np.uint8 else 1)
     if found.dim() == 3:

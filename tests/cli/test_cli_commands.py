@@ -80,7 +80,7 @@ def test_problems_of_a_data_set_are_listed_with_exit_code_1(fedsynth, tmp_path):
     ("command", "words"),
     [
         ("run", ["FILE", "KEY=VALUE", "--json", "--quiet"]),
-        ("resume", ["FOLDER", "--json", "--quiet", "--accept-code-change"]),
+        ("resume", ["FOLDER", "--json", "--quiet", "--accept-code-change", "--trust-plugins"]),
         ("compare", ["FILE", "--methods", "--seeds", "--no-references", "--controls", "--json", "--quiet"]),
         ("partition", ["FILE", "KEY=VALUE", "--save", "--json"]),
         ("check", ["DATA", "KEY=VALUE", "--json"]),

@@ -115,7 +115,7 @@ def test_verdicts_are_in_the_json_in_the_table_and_on_the_screen(fedsynth, contr
     assert noise["gain"] == pytest.approx(100 * (accuracy["patched"] - accuracy["fedavg"]))
     assert noise["difference"] == pytest.approx(100 * (accuracy["patched"] - accuracy["patched: noise"]))
     assert noise["verdict"] in ("noise gives less", "noise gives as much: the gain is not knowledge transfer")
-    shown = fedsynth("resume", folder, cwd=tmp_path).out
+    shown = fedsynth("resume", folder, "--trust-plugins", cwd=tmp_path).out
     for text in (shown, (folder / "table.md").read_text()):
         assert "patched gains" in text
         assert noise["verdict"] in text
@@ -135,7 +135,7 @@ def test_a_comparison_with_controls_is_resumed(fedsynth, controlled, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "moved")
     shutil.rmtree(copy / "patched-noise-s1")
     (copy / "patched-without-synthesis-s0" / "summary.json").unlink()
-    done = fedsynth("resume", copy, "--json", cwd=tmp_path)
+    done = fedsynth("resume", copy, "--trust-plugins", "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     assert timeless(done.json["rows"]) == timeless(result["rows"])
     assert done.json["controls"] == result["controls"]
@@ -147,7 +147,7 @@ def test_a_plan_without_labels_is_still_read(fedsynth, controlled, tmp_path):
     planned = json.loads((copy / "comparison.json").read_text())["planned"]
     plain = [run["experiment"] for run in planned if run["label"] in ("patched", "fedavg")]
     (copy / "comparison.json").write_text(json.dumps({"planned": plain}))
-    done = fedsynth("resume", copy, "--json", cwd=tmp_path)
+    done = fedsynth("resume", copy, "--trust-plugins", "--json", cwd=tmp_path)
     assert done.json["rows"] == [row for row in result["rows"] if row["method"] in ("patched", "fedavg")]
     assert done.json["controls"] == []
 

@@ -77,8 +77,8 @@ def test_a_killed_run_ends_with_the_same_timeline_and_records(fedsynth, tiny, sh
     running.kill()
     with (run / "timeline.csv").open("a") as file:
         file.write("a torn line")
-    assert fedsynth("resume", run, cwd=tmp_path).code == 0
-    assert fedsynth("resume", run, cwd=tmp_path).code == 0, "a finished run only says its result"
+    assert fedsynth("resume", run, "--trust-plugins", cwd=tmp_path).code == 0
+    assert fedsynth("resume", run, "--trust-plugins", cwd=tmp_path).code == 0, "a finished run only says its result"
     keys = ("client", "task", "round", "simulated_start", "simulated_end", "outcome")
     assert [[row[k] for k in keys] for row in rows_of(run)] == [[row[k] for k in keys] for row in rows_of(shown)]
     assert (run / "records.json").read_text() == (shown / "records.json").read_text()
@@ -114,7 +114,7 @@ def test_a_failed_run_says_why(fedsynth, tiny, tmp_path):
 
 def test_quality_of_noise_and_of_real_images(fedsynth, shown, tmp_path):
     copy = shutil.copytree(shown, tmp_path / "copy")
-    noise = fedsynth("quality", copy, "--json", cwd=shown.parents[1]).json
+    noise = fedsynth("quality", copy, "--trust-plugins", "--json", cwd=shown.parents[1]).json
     assert [len(values) for values in noise["per_class"].values()] == [10] * 4
     assert "40 synthetic images" in noise["words"][0]
     from sklearn.datasets import load_digits
@@ -124,7 +124,7 @@ def test_quality_of_noise_and_of_real_images(fedsynth, shown, tmp_path):
     save_file(
         {"images": torch.tensor(x[:400] / 16).float().reshape(-1, 1, 8, 8), "labels": torch.tensor(y[:400])}, file
     )
-    real = fedsynth("quality", copy, "--images", file, "--json", cwd=shown.parents[1]).json
+    real = fedsynth("quality", copy, "--images", file, "--trust-plugins", "--json", cwd=shown.parents[1]).json
     better = {row["measure"]: float(row["value"].rstrip("%")) for row in real["measures"]}
     worse = {row["measure"]: float(row["value"].rstrip("%")) for row in noise["measures"]}
     for measure in ("trained on synthetic, judged on real", "coverage"):
@@ -143,7 +143,7 @@ def test_a_gan_that_repeats_its_clients_records_is_seen(fedsynth, shown, tmp_pat
     save_file({"images": x, "labels": y}, copy / "samples" / "group-1-own-gan-round-0001.safetensors")
     groups = {"kind": "groups", "about": "", "groups": {"group 1": [client]}}
     (copy / "records.json").write_text(json.dumps({"groups of clients": groups}))
-    told = fedsynth("quality", copy, "--json", cwd=shown.parents[1]).json
+    told = fedsynth("quality", copy, "--trust-plugins", "--json", cwd=shown.parents[1]).json
     fewest = min(int(count) for count in torch.bincount(y) if count)
     assert f"the class with fewest records ({fewest})" in told["words"][-1]
     found = told["own_gans"]
@@ -157,11 +157,11 @@ def test_a_gan_that_repeats_its_clients_records_is_seen(fedsynth, shown, tmp_pat
 def test_images_that_do_not_fit_are_refused(fedsynth, shown, tmp_path):
     file = tmp_path / "odd.safetensors"
     save_file({"images": torch.rand(4, 1, 3, 3), "labels": torch.arange(4)}, file)
-    done = fedsynth("quality", shown, "--images", file, cwd=shown.parents[1])
+    done = fedsynth("quality", shown, "--images", file, "--trust-plugins", cwd=shown.parents[1])
     assert done.code == 2
     assert "do not fit" in done.err
     file.write_bytes(b"nothing")
-    assert fedsynth("quality", shown, "--images", file, cwd=shown.parents[1]).code == 2
+    assert fedsynth("quality", shown, "--images", file, "--trust-plugins", cwd=shown.parents[1]).code == 2
 
 
 def test_a_run_goes_to_mlflow(shown, tmp_path, monkeypatch):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedsynth import archives
 from fedsynth.data.config import DataConfig, parse_data
 from fedsynth.data.sources import load_source, load_sources
 from fedsynth.errors import ConfigError, DataError
@@ -192,6 +195,47 @@ def test_truncated_and_missing_npz(tmp_path):
         load(f"npz:{tmp_path / 'c.npy'}")
     with pytest.raises(DataError, match=r"without train-1\.npz"):
         load(f"npz:{tmp_path}")
+
+
+def test_an_archive_that_would_unpack_to_too_much_is_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "LARGEST_UNPACKED", 10_000)
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, x=np.zeros((20, 30, 30), np.uint8), y=LABELS)
+    assert path.stat().st_size < 1000
+    with pytest.raises(DataError, match=r"bomb\.npz would unpack to 18,\d\d\d bytes, and 10,000 are the most"):
+        load(f"npz:{path}")
+    assert len(load(npz(tmp_path / "small.npz", x=PIXELS, y=LABELS)).train) == 20
+
+
+def test_an_archive_that_unpacks_to_more_than_it_declares_is_damaged(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "LARGEST_UNPACKED", 10_000)
+    path = tmp_path / "liar.npz"
+    np.savez_compressed(path, x=np.zeros((20, 300, 300), np.uint8), y=LABELS)
+    with zipfile.ZipFile(path) as archive:
+        size = archive.getinfo("x.npy").file_size.to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(size, (1000).to_bytes(4, "little")))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.getinfo("x.npy").file_size == 1000
+    with pytest.raises(DataError, match=r"liar\.npz"):
+        load(f"npz:{path}")
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("|u1", (10**16,)), ("|S0", (10**12,)), ("|u1", (10**12, 0))])
+def test_an_array_that_is_nowhere_near_its_bytes_is_refused(tmp_path, kind, shape):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name in ("x.npy", "y.npy"):
+            archive.writestr(name, header.getvalue())
+    with pytest.raises(DataError, match=r"a\.npz is damaged"):
+        load(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_a_gzipped_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    folder = write_idx_set(tmp_path, ending=".gz")
+    monkeypatch.setattr(archives, "LARGEST_UNPACKED", 300)
+    with pytest.raises(DataError, match=r"idx3-ubyte\.gz would unpack to more than 300 bytes"):
+        load(f"idx:{folder}")
 
 
 def pack(images: np.ndarray) -> np.ndarray:

@@ -166,6 +166,38 @@ def test_one_liar_does_not_pull_a_robust_average_out_of_the_honest_range(
     assert np.abs(flat(weighted_mean(as_updates(rows, sizes)))).max() > 1e4
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name != "mean"])
+@pytest.mark.parametrize("lie", [math.nan, math.inf, -math.inf])
+def test_one_update_that_is_not_finite_does_not_spoil_a_robust_average(name: str, lie: float) -> None:
+    rows = np.random.default_rng(2).normal(size=(6, 6)).astype(np.float32)
+    rows[2] = lie
+    honest = np.delete(rows, 2, axis=0)
+    got = flat(ALL[name](as_updates(rows, np.array([4, 9, 7, 2, 5, 1]))))
+    assert (got >= honest.min(0)).all()
+    assert (got <= honest.max(0)).all()
+
+
+@pytest.mark.parametrize("liars", [(math.nan, math.nan), (math.nan, math.inf), (-math.inf, math.nan)])
+@pytest.mark.parametrize("honest", [3, 4])
+def test_the_median_holds_while_most_are_finite(liars: tuple[float, float], honest: int) -> None:
+    values = [*range(honest), *liars]
+    got = flat(median(as_updates(np.array(values, np.float32)[:, None].repeat(6, axis=1), np.ones(honest + 2, int))))
+    assert ((got >= 0) & (got <= honest - 1)).all()
+
+
+@given(updates(least=3), st.sampled_from([0.1, 0.2, 0.4]))
+def test_finite_updates_give_the_bits_of_the_plain_formulas(numbers: Numbers, trim: float) -> None:
+    many = sorted(as_updates(*numbers), key=lambda pair: pair[1])
+    stack = torch.stack([weights["layer.weight"] for weights, _ in many]).double()
+    assert torch.equal(median(many)["layer.weight"], stack.quantile(0.5, 0).float())
+    cut = min(math.ceil(trim * len(many) - 1e-9), (len(many) - 1) // 2)
+    rank = stack.argsort(stable=True, dim=0).argsort(0)
+    sizes = torch.tensor([size for _, size in many], dtype=torch.float64).reshape(-1, 1, 1)
+    kept = ((rank >= cut) & (rank < len(stack) - cut)) * sizes
+    expected = ((stack * kept).sum(0) / kept.sum(0)).float()
+    assert torch.equal(trimmed_mean(many, trim)["layer.weight"], expected)
+
+
 # -- each by numpy --------------------------------------------------------------------------------------------------
 
 

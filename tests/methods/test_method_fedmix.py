@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from by_hand import LINEAR, batches, theta
 from federations import Ask, Finished, same_bits, some_clients
 from torch import Tensor
 
+from fedsynth.methods.fedmix import average_images
 from fedsynth.seeding import generator
 
 
@@ -23,12 +25,50 @@ def test_averages_are_means_of_disjoint_groups(run_method: Callable[..., Finishe
     finished = run_method("fedmix", data, model=LINEAR, settings={"mean_of": 4})
     for client, reply in ask_of(finished, "average_images").replies.items():
         part = data.train[client]
-        groups = [4] * (len(part) // 4) + ([len(part) % 4] if len(part) % 4 else [])
+        groups = {"a": [6], "b": [4, 4]}[client]  # two that are left over join the group before
         assert len(reply["images"]) == len(reply["labels"]) == len(groups)
         # Weighted by the sizes of their groups the averages give back the client's mean: each example is in one.
         assert np.allclose(np.average(reply["images"], axis=0, weights=groups), part.x.mean(0), atol=1e-6)
         counts = np.bincount(part.y, minlength=3)
         assert np.allclose((reply["labels"].numpy() * np.array(groups)[:, None]).sum(0), counts, atol=1e-5)
+
+
+@pytest.mark.parametrize("left_over", [0, 1, 2])
+def test_no_average_is_of_fewer_images_than_asked_for(left_over: int, run_method: Callable[..., Finished]) -> None:
+    data = some_clients(6 + left_over, 9)
+    finished = run_method("fedmix", data, model=LINEAR, settings={"mean_of": 3})
+    reply = ask_of(finished, "average_images").replies["a"]
+    assert len(reply["images"]) == 2
+    alone = {tuple(image) for image in data.train["a"].x.tolist()}
+    assert not alone & {tuple(image) for image in reply["images"].tolist()}
+
+
+def test_who_has_one_image_sends_none_and_the_others_train_on(run_method: Callable[..., Finished]) -> None:
+    finished = run_method("fedmix", some_clients(1, 9), model=LINEAR, settings={"mean_of": 3})
+    reply = ask_of(finished, "average_images").replies["a"]
+    assert reply["images"].shape == reply["labels"].shape == (0, 3)
+    assert len(ask_of(finished, "keep_averages").fields["images"]) == 3
+    assert set(finished.rounds()[-1].replies) == {"a", "b"}
+
+
+def test_where_nobody_can_send_averages_clients_train_as_in_fedavg(run_method: Callable[..., Finished]) -> None:
+    data = some_clients(1, 1)
+    finished = run_method("fedmix", data, model=LINEAR, settings={"ratio": 0.2})
+    assert [ask.task for ask in finished.asks[:2]] == ["average_images", "train"]
+    assert same_bits(finished.model, run_method("fedavg", data, model=LINEAR).model)
+    assert any("No client has two images" in note for note in finished.fed.participation.notes)
+
+
+@pytest.mark.parametrize("mean_of", [1, 0, -1])
+def test_averages_of_one_image_are_refused_by_settings_and_by_clients(
+    mean_of: int, run_method: Callable[..., Finished]
+) -> None:
+    with pytest.raises(ValueError, match="greater than or equal to 2"):
+        run_method("fedmix", some_clients(6, 8), model=LINEAR, settings={"mean_of": mean_of})
+    fed = run_method("fedavg", some_clients(6, 8), model=LINEAR).fed
+    replies = fed.broadcast(average_images, quorum=0.0, mean_of=mean_of)
+    assert len(replies) == 0
+    assert "an average of one image is that image" in replies.failures["a"].message
 
 
 def test_everybody_gets_everybodys_averages_up_to_the_limit(run_method: Callable[..., Finished]) -> None:

@@ -25,6 +25,7 @@ from fedsynth.network.client_app import SiteApp
 from fedsynth.network.door import BrokenOffError, ClosedDoorError
 from fedsynth.network.serve import Nobody, serve_run
 from fedsynth.network.site import open_site, read_site
+from fedsynth.report.coverage import missed_words
 
 Files = Callable[..., dict[str, Path]]
 SECRET = "Jane Doe, born 1970"
@@ -222,8 +223,11 @@ def test_a_server_program_that_was_killed_goes_on_with_the_same_bits(site_files:
     assert "asked again, sent the same reply" in log
 
 
-def test_a_resumed_run_goes_on_without_a_site_and_refuses_other_data(site_files: Files, tmp_path: Path) -> None:
-    changed = {"train": {"rounds": 2, "local_epochs": 1, "quorum": 0.5}}
+@pytest.mark.parametrize("told", [True, False])
+def test_a_resumed_run_goes_on_without_a_site_and_refuses_other_data(
+    told: bool, site_files: Files, tmp_path: Path
+) -> None:
+    changed = {"train": {"rounds": 2, "local_epochs": 1, "quorum": 0.5}, "evaluation": {"class_counts": told}}
     path = network_folder(sections("fedavg", tmp_path, "run", **changed), tmp_path / "ca.crt")
     grid = InProcessGrid(site_files())
     grid.spoil = lambda name, request, reply: (
@@ -238,7 +242,11 @@ def test_a_resumed_run_goes_on_without_a_site_and_refuses_other_data(site_files:
     missed = result.summary["missed"][0]
     assert missed["client"] == "1"
     assert missed["rounds"] == [1, 2]
-    assert missed["classes"]
+    # What it holds is known where it was asked, before it was lost.
+    assert bool(missed["classes"]) == told
+    assert ("did not tell" in missed_words(missed)) != told
+    assert ("it holds" in (path / "report.html").read_text()) == told
+    assert ("Which classes that cost is not known" in (path / "report.html").read_text()) != told
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["fingerprint"]["split"] = "0" * 64
     (path / "manifest.json").write_text(json.dumps(manifest))

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Message
 from grids import InProcessGrid
 from safetensors.torch import load_file
 from sites import tables
 
 from fedsynth.config import make_experiment
+from fedsynth.engines.envelope import digest, envelope, opened, sealed
 from fedsynth.errors import UserError
+from fedsynth.federation.payload import decode, encode
 from fedsynth.network.serve import serve_run
 from fedsynth.runfolder import RunFolder, write_json
 from fedsynth.runner import RunResult, run_experiment
@@ -111,13 +115,67 @@ def test_the_folder_is_that_of_a_local_run(site_files: Files, tmp_path: Path) ->
     there = over_a_grid(sections("fedavg", tmp_path, "there"), InProcessGrid(site_files()), tmp_path)
     left = [{p.name for p in result.path.iterdir()} for result in (here, there)]
     assert left[1] - left[0] == {"network.json", "progress.jsonl"}
-    assert left[0] - left[1] == set()
+    assert left[0] - left[1] == {"split.png"}
     assert there.summary["test"]["accuracy"] is None
     assert "no test set" in there.summary["test"]["reason"]
     assert there.model is not None
+    manifest = json.loads((there.path / "manifest.json").read_text())
+    assert set(manifest) == {"sites", "fingerprint", "shape", "classes", "clients"}
+    assert "did not tell" in (there.path / "report.html").read_text()
+
+
+ASKED = {"evaluation": {"class_counts": True}}
+
+
+def test_class_counts_are_told_when_asked_for_and_entered_in_the_ledger(site_files: Files, tmp_path: Path) -> None:
+    changes = sections("fedavg", tmp_path, "here", **ASKED)
+    here = run_experiment(make_experiment({**changes, "engine": {"workers": 1}}))
+    there = over_a_grid(sections("fedavg", tmp_path, "there", **ASKED), InProcessGrid(site_files()), tmp_path)
     local, told = (json.loads((result.path / "manifest.json").read_text()) for result in (here, there))
-    assert told["counts"] == local["counts"]
+    for client, counts in local["counts"]["per_client"].items():
+        assert told["counts"]["per_client"][client] == {"train": counts["train"]}
+    assert told["counts"]["per_class"] == {"train": local["counts"]["per_class"]["train"]}
     assert told["train_sizes"] == local["train_sizes"]
+    releases = [{row["release"] for row in result.summary["privacy"]} for result in (here, there)]
+    assert releases[1] - releases[0] == {"count_classes.counts"}, "a simulation knows without asking"
+    (row,) = [row for row in there.summary["privacy"] if row["release"] == "count_classes.counts"]
+    assert (row["times"], row["proven"], row["clients"]) == (1, "none", ["0", "1", "2"])
+    assert (there.path / "split.png").is_file()
+    assert (there.path / "clients.csv").read_text().splitlines()[0].startswith("client,train_examples,")
+    assert_same_bits(here.weights or {}, there.weights or {})
+
+
+def test_a_site_that_does_not_tell_its_counts_is_not_known_and_misses_nothing(
+    site_files: Files, tmp_path: Path
+) -> None:
+    files = site_files()
+    files["1"].write_text(files["1"].read_text() + '[policy]\nrefused = ["count_classes"]\n')
+    result = over_a_grid(sections("fedavg", tmp_path, "run", **ASKED), InProcessGrid(files), tmp_path)
+    manifest = json.loads((result.path / "manifest.json").read_text())
+    assert set(manifest["counts"]["per_client"]) == {"0", "2"}
+    assert not {"examples", "skew", "train_sizes"} & set(manifest)
+    assert [(row["client"], row["task"]) for row in result.summary["failures"]] == [("1", "count_classes")]
+    assert result.summary["missed"] == []
+    text = (result.path / "report.html").read_text()
+    assert "1 of 3 sites did not tell what they hold" in text
+    assert "leaves out client 1" not in text
+
+
+@pytest.mark.parametrize("lie", [[-1] * 10, [1] * 9, [0.5] * 10, [2**62] * 10, [[1] * 10]])
+def test_sites_whose_counts_cannot_be_right_are_not_known(lie: list[Any], site_files: Files, tmp_path: Path) -> None:
+    grid = InProcessGrid(site_files())
+
+    def lying(name: str, request: Message, reply: Message) -> list[Message]:
+        if request.metadata.message_type != "query.count_classes":
+            return [reply]
+        header, body = opened(reply.content)
+        answer = decode(body)
+        false = encode({**answer, "fields": {"counts": np.array(lie)}})
+        return [Message(envelope({**header, "id": digest(false)}, sealed(false)), reply_to=request)]
+
+    grid.spoil = lying
+    result = over_a_grid(sections("fedavg", tmp_path, "run", **ASKED), grid, tmp_path)
+    assert "counts" not in json.loads((result.path / "manifest.json").read_text())
 
 
 def test_a_broadcast_is_packed_once(site_files: Files, tmp_path: Path) -> None:

@@ -19,14 +19,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.engines.policy import SitePolicy
 from fedsynth.engines.site import Site
-from fedsynth.errors import ConfigError
+from fedsynth.errors import ConfigError, DataError
 from fedsynth.federation import Client, Reply, leaves, task
 from fedsynth.federation.payload import decode, encode
+from fedsynth.network.check import check_site
 from fedsynth.network.door import BrokenOffError, ClosedDoorError, knock
 from fedsynth.network.resident import serve_site
-from fedsynth.network.site import SiteData, load_site_data, open_site, read_site
+from fedsynth.network.site import SiteData, check_ready, load_site_data, open_site, read_site
 from fedsynth.privacy import GaussianEvent, Guarantee
 
 Files = Callable[..., dict[str, Path]]
@@ -90,6 +92,13 @@ def test_a_bad_request_is_refused_in_a_sentence(site: Site, body: bytes, header:
     assert words in answer["message"]
     assert "refused" in (site.folder / "site.log").read_text()
     assert not (site.folder / "runs").exists()
+
+
+def test_a_site_tells_of_itself_no_number_of_its_examples(site: Site) -> None:
+    answer = ask(site, b"", task="describe_site")
+    told = {"site", "fedsynth", "code", "shape", "classes", "fingerprint", "rehearsal"}
+    assert set(answer) == {"ok", "about"}
+    assert set(answer["about"]) == told
 
 
 def test_weights_of_another_model_are_named(site: Site) -> None:
@@ -209,6 +218,16 @@ def test_labels_get_the_federations_numbers(tmp_path: Path) -> None:
     assert [sum(part) for part in zip(*data.counts.values(), strict=True)] == [15, 0, 15]
     assert [sum(data.counts[part]) for part in ("train", "validation", "test")] == [24, 3, 3]
     assert open_site(read_site(file)).secret_noise
+
+
+def test_a_site_without_examples_to_train_on_does_not_take_part(tmp_path: Path) -> None:
+    config = read_site(real_site(tmp_path / "s", np.zeros((0, 4, 4), np.float32), np.zeros(0, int)))
+    for way in (open_site, check_site):
+        with pytest.raises(DataError, match="holds no examples"):
+            way(config)
+    nothing = Dataset(np.zeros((0, 1, 4, 4), np.float32), np.zeros(0, np.int64))
+    with pytest.raises(DataError, match='Site "x" has no examples to train on'):
+        check_ready(SiteData("x", config.schema_.made(), ClientData(nothing, nothing, nothing)))
 
 
 def test_a_strange_key_in_a_sites_file_is_named(site_files: Files) -> None:
