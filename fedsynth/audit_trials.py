@@ -95,7 +95,7 @@ def _rounds(
                 raise
             numbers = np.full(size, FAILED)
         size = len(numbers)
-        costs = tuple(e for g in client.guarantees.values() if g.proven and not g.free for e in g.events)
+        costs = tuple(e for g in client.guarantees.values() if g.costs for e in g.events)
         yield np.nan_to_num(numbers, nan=FAILED, posinf=FAILED, neginf=-FAILED), costs
 
 

@@ -64,14 +64,18 @@ class SitePolicy(BaseModel):
             return f'the policy of this site keeps records here, and "{task.name}" sends them ({", ".join(raw)})'
         return ""
 
-    def objection(self, fields: Mapping[str, Any], guarantees: Mapping[str, Guarantee]) -> str:
-        """Why a reply may not leave; empty when it may."""
+    def objection(self, fields: Mapping[str, Any], guarantees: Mapping[str, Guarantee], looked: bool = True) -> str:
+        """Why a reply may not leave; empty when it may. These words are for the site's own log.
+
+        A reply without anything in it tells that its task did not fail; of a task that has `looked` at records, that is
+        something.
+        """
         if self.unprotected:
             return ""
         bare = [name for name, value in fields.items() if not self._covers(guarantees.get(name), value)]
         if bare:
-            return f"the policy of this site lets nothing out without a privacy guarantee ({', '.join(sorted(bare))})"
-        return ""
+            return f"without a privacy guarantee: {', '.join(sorted(bare))}"
+        return "the task looked at records, and its success would tell of them" if looked and not guarantees else ""
 
     def _covers(self, guarantee: Guarantee | None, value: Any) -> bool:
         """Whether a field is protected from the server, too, or says nothing."""
@@ -92,7 +96,7 @@ class SiteBudget:
 
         One process at a time reads and writes the file, whichever runs they belong to.
         """
-        if not any(guarantee.proven and not guarantee.free for guarantee in guarantees.values()):
+        if not any(guarantee.costs for guarantee in guarantees.values()):
             return ""
         with alone(lock_of(self.file)):
             kept = json.loads(self.file.read_text(encoding="utf-8")) if self.file.is_file() else []

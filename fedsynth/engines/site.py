@@ -32,6 +32,7 @@ from fedsynth.privacy import BudgetError
 RUN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 DESCRIBE = "describe_site"  # asks a site about itself, before there is a run to ask tasks in
 READ_THE_LOG = "the rest is in the log of that site"
+KEPT_BACK = "the policy of this site lets nothing out without a privacy guarantee; its log says more"
 ABOUT_THE_REQUEST = frozenset({WeightsError.__name__, NotFiniteError.__name__})
 """Errors whose text is about what was sent or names a field, and not about the data."""
 
@@ -125,18 +126,24 @@ class Site:
 
     def _host(self, folder: Path) -> TaskHost:
         secret = partial(kept_secret, self.folder / "noise.key") if self.secret_noise else None
-        return TaskHost(self.data, StateStore(folder / "state", sync=True), self.device, secret)
+        store = StateStore(folder / "state", sync=True)
+        return TaskHost(self.data, store, self.device, secret, always_keep=not self.policy.unprotected)
 
     def _let_out(self, done: Carried, where: str) -> dict[str, Any]:
         """An answer as it may leave, once it has been charged for; refused when policy or budget do not let it.
 
-        A task that failed after its release is charged too: that it failed may tell what it had released.
+        A task that failed after its release is charged too: that it failed may tell what it had released. Where nothing
+        may leave unprotected, a task that failed before is answered like one whose reply is kept back.
         """
-        answer = done.answer
+        answer, charged = done.answer, any(guarantee.costs for guarantee in done.guarantees.values())
         if answer["ok"]:
-            objection = self.policy.objection(answer["fields"].opened(), done.guarantees)
+            objection = self.policy.objection(answer["fields"].opened(), done.guarantees, done.looked)
             if objection:
-                raise RefusalError(objection)
+                self._log(f"{where}: {objection}")
+                raise RefusalError(KEPT_BACK)
+        elif not (self.policy.unprotected or charged or answer["error"] == WeightsError.__name__):
+            self._log(f"{where}: failed\n{answer['traceback'].rstrip()}")
+            raise RefusalError(KEPT_BACK)
         over = SiteBudget(self.folder / "spent.json", self.policy).charge(done.guarantees)
         if over:
             raise BudgetError(over)

@@ -101,7 +101,10 @@ class Client:
         secret: Secret | None = None,
         turn: int = 0,
     ) -> None:
-        self.id, self.data, self.schema = id, data, schema
+        self.id, self.schema = id, schema
+        self.public_size = data.public_size  # the number of training examples that everybody may know
+        self.looked = False  # at its records
+        self._data = data
         self.state, self.seed, self.round, self.device = state, seed, round, device
         self.budget = budget
         self.turn = turn  # how often a relay of this round has been here before
@@ -112,6 +115,12 @@ class Client:
         self._request: tuple[str, Mapping[str, Any]] = ("", {})
         self._drawn: set[str] = set()  # purposes for which noise was drawn
         self._spent: Spending | None = None  # before this task
+
+    @property
+    def data(self) -> ClientData:
+        """The client's train, validation and test parts. That a task has looked at them is noted."""
+        self.looked = True
+        return self._data
 
     @property
     def occasion(self) -> tuple[Any, ...]:
@@ -154,7 +163,7 @@ class Client:
                 f"A guarantee was given for {sorted(unknown)}, which {type(reply).__name__} does not have."
             )
         self._check_basis(guarantees)
-        if self._secret is None:
+        if self._secret is None or not self._drawn:  # noise that is not drawn from the secret is none to rely on
             guarantees = {name: guarantee.seeded() for name, guarantee in guarantees.items()}
         if self.budget is not None and any(guarantee.proven for guarantee in guarantees.values()):
             self._spend(self.budget, guarantees)

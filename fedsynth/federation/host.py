@@ -49,13 +49,14 @@ class NotFiniteError(FedsynthError):
 class Carried:
     """What came of a request, before anything of it has left or is kept.
 
-    The answer, how to keep the state, and under which guarantees something was released, also where the task failed
-    after that.
+    The answer, how to keep the state, under which guarantees something was released (also where the task failed after
+    that), and whether the task has looked at records or at what follows from them.
     """
 
     answer: dict[str, Any]
     keep: Callable[[], None] = lambda: None
     guarantees: Mapping[str, Guarantee] = field(default_factory=dict)
+    looked: bool = True
 
 
 @dataclass
@@ -69,6 +70,7 @@ class TaskHost:
     store: StateStore
     device: str = "cpu"
     secret: Secret | None = None
+    always_keep: bool = False  # a new version of the state after every task: whether one changed it does not show
 
     def handle(self, client_id: str, blob: bytes) -> bytes:
         """Carry out one request. Errors become a reply that says so; nothing is kept of a failed task."""
@@ -95,17 +97,17 @@ class TaskHost:
                 _require_finite(client.sealed.opened())
         except Exception as error:
             return Carried(failure(error), guarantees=client.guarantees if client else {})
-        version = f"{request['step']:06d}-{request['id']}" if client.state.changed else None
+        version = f"{request['step']:06d}-{request['id']}" if client.state.changed or self.always_keep else None
         answer = {
             "ok": True,
             "fields": client.sealed,
             "state": version,
             "guarantees": {name: guarantee.as_dict() for name, guarantee in client.guarantees.items()},
-            "epochs": effort.examples / max(1, client.data.public_size),
+            "epochs": effort.examples / max(1, client.public_size),
         }
         state = client.state
         keep = (lambda: state.save(version, request["step"])) if version else (lambda: None)
-        return Carried(answer, keep, client.guarantees)
+        return Carried(answer, keep, client.guarantees, client.looked or bool(client.state.private_reads))
 
     def _client(self, client_id: str, request: dict[str, Any]) -> Client:
         return Client(

@@ -114,9 +114,9 @@ def surely_there(counts: np.ndarray, sigma: float, clients: int) -> np.ndarray:
 def fill_shortage(client: Client, generators: dict[str, Any], how: dict[str, Any]) -> Done:
     """Make, label and keep what the client lacks to an even mix of classes (section 4.2)."""
     filling = Filling(**how)
-    x, y = client.data.train.tensors()
-    counts = client.data.train.counts(client.schema.classes)
-    lacking = shortage(np.clip(let_out_counts(client), 0, None) if filling.noisy else counts)
+    noisy = filling.noisy  # then nothing here looks at the records
+    counts = np.clip(let_out_counts(client), 0, None) if noisy else client.data.train.counts(client.schema.classes)
+    lacking = shortage(counts)
     wanted = np.rint(filling.tau * lacking).astype(np.int64)
     images, labels = generated(client, Generators(**generators), filling, lacking)
     rows = torch.from_numpy(drop_surplus(labels.numpy(), wanted))
@@ -127,10 +127,10 @@ def fill_shortage(client: Client, generators: dict[str, Any], how: dict[str, Any
     images = images if instead is None else instead
     if filling.static is not None:
         missing = wanted - np.bincount(labels.numpy(), minlength=len(wanted))
-        copies, of = fill_classes(x, y, missing, client.rng("static"), Static(**filling.static))
+        copies, of = fill_classes(*client.data.train.tensors(), missing, client.rng("static"), Static(**filling.static))
         images, labels = torch.cat([images, copies]), torch.cat([labels, of])
     if len(labels):
-        keep_made(client, images, labels, public=filling.noisy and filling.static is None)
+        keep_made(client, images, labels, public=noisy and filling.static is None)
     return client.release(Done())
 
 

@@ -33,7 +33,7 @@ def private_gan_fit(
     noise = protection.noise
     if noise is None:
         critic_steps = max(1, visits * steps * training.critic_steps)
-        rate = dp_rate(client.data.public_size, training.batch_size)
+        rate = dp_rate(client.public_size, training.batch_size)
         noise = calibrated_noise(client, CALIBRATED, protection, rate, critic_steps)
     fit = train_gan_private(
         net,
@@ -45,7 +45,7 @@ def private_gan_fit(
         noise,
         client.noise_rng("gan"),
         known,
-        size=client.data.public_size,
+        size=client.public_size,
     )
     return Guarantee(
         mechanism=f"DP-SGD of the critic, gradients clipped to {protection.clip:g}, noise multiplier {noise:.4g}",

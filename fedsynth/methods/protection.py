@@ -205,14 +205,14 @@ def planned_effort(client: Client, training: LocalTraining) -> Iterator[None]:
     """Report what training was to cost: what it did cost, such as sizes of random batches, tells about the data."""
     with measured_effort():
         yield
-    count_examples(training.epochs * max(1, len(client.data.train)))
+    count_examples(training.epochs * max(1, client.public_size))
 
 
 def private_fit(
     client: Client, net: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, protection: Protection, loss: Loss
 ) -> Guarantee:
     """Train by DP-SGD; what that proves about the weights. Made examples among (x, y) are treated like records."""
-    size = client.data.public_size + len(x) - len(client.data.train)
+    size = client.public_size + len(x) - len(client.data.train)
     noise = client_noise(client, size, training, protection)
     done = dp_fit(
         net,

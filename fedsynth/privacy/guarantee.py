@@ -125,9 +125,14 @@ class Guarantee(_Frozen):
         """Whether it is proven that nothing is told: no noise is in it, and no seed takes any off."""
         return self.proven and all(isinstance(event, PureEvent) and event.epsilon == 0 for event in self.events)
 
+    @property
+    def costs(self) -> bool:
+        """Whether it spends something of a budget."""
+        return self.proven and not self.free
+
     def seeded(self) -> Guarantee:
         """The same where the noise comes from the run's seed: who has the seed can take it off."""
-        if not self.proven or self.free:
+        if not self.costs:
             return self
         return self.model_copy(update={"against": weakest([self.against, "all but holders of the seed"])})
 

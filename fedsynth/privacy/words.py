@@ -47,7 +47,7 @@ def ledger_words(rows: Sequence[Row]) -> list[str]:
 
 def _weaknesses(protected: Sequence[Row]) -> Iterable[str]:
     """Against whom what was proven does not hold; the last words, because all before them depend on it."""
-    against = {row["against"] for row in protected}
+    against = {row.get("against", "") for row in protected if row["epsilon"]}
     if any("server" in who for who in against):
         yield "The server itself is not among those that it holds against: it sees what was sent before its noise."
     if any("seed" in who for who in against):

@@ -128,7 +128,7 @@ def test_a_trusted_run_is_resumed_measured_and_audited(fedsynth, received):
     done = fedsynth("resume", received.path, "--trust-plugins", "--json", cwd=cwd)
     assert (done.code, done.json["method"]) == (0, "theirs"), done.err
     assert received.witness.exists()
-    assert fedsynth("audit", received.path, "--trust-plugins", "--runs", "20", cwd=cwd).code == 0
+    assert fedsynth("audit", received.path, "--trust-plugins", "--runs", "80", cwd=cwd).code == 0
     assert "no synthetic images" in fedsynth("quality", received.path, "--trust-plugins", cwd=cwd).err
 
 

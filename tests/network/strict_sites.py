@@ -20,23 +20,23 @@ CLASSES = 3
 NAME = "x"
 
 
-def records(count: int, bright: int = 0) -> Dataset:
-    """Images with pixels of their own, of the classes in turn, more of the first; some of class 1 are bright."""
-    rng = np.random.default_rng(7)
-    x = rng.random((count + bright, *SHAPE), dtype=np.float32)
-    x[count:] = 1e4
-    y = np.minimum(np.arange(count + bright) % (CLASSES + 2), CLASSES - 1)
-    y[count:] = 1
+def records(count: int, bright: int = 0, more: int = 0) -> Dataset:
+    """Images with pixels of their own, of the classes in turn, most of the last; some of class 1 are very bright."""
+    total = count + bright + more
+    x = np.random.default_rng(7).random((count + 1, *SHAPE), dtype=np.float32)[:total]
+    y = np.minimum(np.arange(total) % (CLASSES + 2), CLASSES - 1)
+    if bright:
+        x[count:], y[count:] = 1e4, 1
     return Dataset(x, y.astype(np.int64))
 
 
 class TinyData:
     """One client's records; the number that it tells as public is the same whatever they are."""
 
-    def __init__(self, count: int, bright: int = 0) -> None:
+    def __init__(self, count: int, bright: int = 0, more: int = 0) -> None:
         self.schema = Schema(SHAPE, CLASSES)
-        held = records(count, bright)
-        self.own = ClientData(held, held.subset(np.arange(3)), held.subset(np.arange(3)), declared=count)
+        rest = records(count).subset(np.arange(min(3, count)))
+        self.own = ClientData(records(count, bright, more), rest, rest, declared=count)
 
     def client(self, client: str) -> ClientData:
         return self.own
@@ -45,9 +45,9 @@ class TinyData:
         raise AssertionError("nobody holds everybody's data")
 
 
-def tiny_site(folder: Path, count: int = 20, bright: int = 0, **policy: Any) -> Site:
+def tiny_site(folder: Path, count: int = 20, bright: int = 0, more: int = 0, **policy: Any) -> Site:
     """A site with this policy."""
-    return Site(NAME, TinyData(count, bright), folder, SitePolicy(**policy))
+    return Site(NAME, TinyData(count, bright, more), folder, SitePolicy(**policy))
 
 
 def strict(make: Callable[..., Site], **policy: Any) -> Site:

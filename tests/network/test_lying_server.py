@@ -63,7 +63,7 @@ def test_noise_that_the_server_adds_is_no_protection_from_the_server(site: Make)
     """The update would leave as it is, for next to nothing."""
     answer = ask(strict(site), "train", train_fields(protection=CENTRAL))
     assert answer["error"] == "RefusalError"
-    assert "without a privacy guarantee (model)" in answer["message"]
+    assert "without a privacy guarantee" in answer["message"]
     assert not (strict(site).folder / "spent.json").exists()
 
 
@@ -187,7 +187,8 @@ class Broken(Reply):
 @task
 def ls_infinite(client: Client) -> Broken:
     noise = Guarantee(mechanism="noise", events=(GaussianEvent(mu=0.2),))
-    return client.release(Broken(number=torch.tensor([float("inf")])), number=noise)
+    infinite = torch.tensor([client.noise_rng("n").normal()]) * float("inf")
+    return client.release(Broken(number=infinite), number=noise)
 
 
 def test_a_reply_that_is_not_finite_stays_and_is_charged_all_the_same(site: Make) -> None:
@@ -335,16 +336,38 @@ def ls_named_error(client: Client) -> Done:
 def ls_wordy(client: Client) -> Broken:
     told = f"labels {client.data.train.y.tolist()}"
     noise = Guarantee(mechanism=told, events=(GaussianEvent(mu=0.01),), covered=told, not_covered=told, claimed=told)
-    return client.release(Broken(number=torch.zeros(1)), number=noise)
+    return client.release(Broken(number=torch.from_numpy(client.noise_rng("n").normal(size=1))), number=noise)
 
 
 def test_neither_names_of_errors_nor_texts_of_guarantees_carry_data(site: Make) -> None:
-    answer = ask(strict(site), "ls_named_error", {})
+    answer = ask(site(), "ls_named_error", {})
     assert (answer["error"], answer["traceback"]) == ("Exception", "")
     answer = ask(strict(site), "ls_wordy", {}, step=2)
     assert answer["ok"]
     assert "labels" not in json.dumps(answer["guarantees"])
     assert "mu = 0.01" in answer["guarantees"]["number"]["mechanism"]
+
+
+@task
+def ls_choosy(client: Client, label: int) -> Done:
+    """Fails where a record is of this label."""
+    if (client.data.train.y == label).any():
+        raise MemoryError
+    return client.release(Done())
+
+
+def test_at_a_strict_site_neither_failing_nor_succeeding_tells_of_records(site: Make) -> None:
+    here = strict(site)
+    answers = [ask(here, "ls_choosy", {"label": label}, step=label + 1) for label in (1, 77)]
+    assert answers[0] == answers[1]
+    assert answers[0]["error"] == "RefusalError"
+    assert "MemoryError" in (here.folder / "site.log").read_text()
+
+
+def test_what_looks_at_no_record_may_say_that_it_is_done(site: Make) -> None:
+    order = {"images": torch.rand((4, *SHAPE)), "labels": torch.arange(4) % CLASSES}
+    assert ask(strict(site), "receive_images", order)["ok"]
+    assert not ask(strict(site), "receive_images", order | {"lacking": True}, step=2)["ok"]
 
 
 @task

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import fedsynth
 from fedsynth.errors import ConfigError
+from fedsynth.federation import Client, store
 from fedsynth.privacy import BudgetError, SampledGaussianEvent, epsilon, ledger_words
+from fedsynth.recorder import Recorder
 from fedsynth.report.tables import summary_lines
+from fedsynth.seeding import generator
 
 METHOD = '''
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
@@ -36,7 +43,7 @@ class Learned(Reply):
 def learn_privately(client: Client, model: Weights, spec: ModelSpec, noise: float) -> Learned:
     net = instantiate(spec, client.schema.shape, client.schema.classes, model)
     x, y = client.data.train.tensors()
-    done = dp_fit(net, x, y, epochs=1, batch_size=8, lr=0.1, clip=1.0, noise=noise, rng=client.rng("noise"))
+    done = dp_fit(net, x, y, epochs=1, batch_size=8, lr=0.1, clip=1.0, noise=noise, rng=client.noise_rng("noise"))
     proof = Guarantee(
         mechanism=f"DP-SGD, noise multiplier {noise:g}",
         events=(done.event,),
@@ -165,3 +172,141 @@ def test_a_resumed_run_has_the_same_ledger(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="privacy"):
         run(tmp_path, wrong)
+
+
+# -- secret and seeded noise ----------------------------------------------------------------------------------------
+
+KEY = bytes(range(32))
+ALL = {"clients": 0, "final_clients": 0}
+
+
+def taken_off(result: fedsynth.RunResult) -> float:
+    """The attack of somebody who has the folder: DP-SGD's noise of client 0 in round 1 by the seed that is in it.
+
+    How much of a step's noise is left when that noise is subtracted: all of it, or nothing.
+    """
+    config = json.loads((result.path / "config.json").read_text())
+    guess = generator(config["seed"], "dp-sgd", "0", 1).standard_normal(50)
+    drawn = np.array(json.loads((result.path / "noise-drawn.json").read_text()))
+    return float(np.abs(drawn - guess).max())
+
+
+@pytest.mark.parametrize("secret", [True, False])
+def test_the_noise_of_a_run_can_be_taken_off_with_its_folder_only_where_it_says_so(
+    secret: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[np.ndarray] = []
+    inner = Client.noise_rng
+
+    def noted(self: Client, purpose: str) -> np.random.Generator:
+        rng = inner(self, purpose)
+        if self.id == "0" and self.round == 1:
+            drawn.append(copy.deepcopy(rng).standard_normal(50))
+        return rng
+
+    monkeypatch.setattr(Client, "noise_rng", noted)
+    result = dp_sgd_run(tmp_path, secret_noise=secret)
+    (result.path / "noise-drawn.json").write_text(json.dumps(drawn[0].tolist()))
+    assert (taken_off(result) == 0) != secret
+    words, rows = ledger_words(result.summary["privacy"]), result.summary["privacy"]
+    told = "do not know the seed" in words[-1]
+    assert told != secret
+    assert {row["against"] for row in rows if row["epsilon"]} == {
+        "everybody" if secret else "all but holders of the seed"
+    }
+    assert result.summary["secret_noise"] == secret
+    assert ("do not know the seed" in (result.path / "report.html").read_text()) != secret
+
+
+def dp_sgd_run(folder: Path, rounds: int = 3, **privacy: Any) -> fedsynth.RunResult:
+    return fedsynth.run(
+        "fedavg",
+        runs=str(folder),
+        name="run",
+        model={"name": "mlp", "hidden": [8]},
+        data={"name": "digits", "limit": 300},
+        partition={"name": "iid", "num_clients": 3},
+        train={"rounds": rounds, "local_epochs": 1, "batch_size": 32},
+        engine={"workers": 1},
+        privacy={"updates": "dp_sgd", "noise": 1.0, **privacy},
+        evaluation=ALL,
+        progress=False,
+    )
+
+
+class StoppedError(Exception):
+    """As if somebody had pulled the plug."""
+
+
+def test_a_run_with_secret_noise_is_resumed_to_the_bit_and_its_key_goes_when_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key lies with the private state until then, for its owner alone; what a finished run leaves has it not."""
+    monkeypatch.setattr(store.secrets, "token_bytes", lambda count: KEY[:count])
+    whole = dp_sgd_run(tmp_path / "whole")
+    inner = Recorder.round_done
+
+    def stopping(self: Recorder, fed: Any, name: str, state: Any) -> bool:
+        if fed.round == 2:
+            raise StoppedError
+        return inner(self, fed, name, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "round_done", stopping)
+        with pytest.raises(StoppedError):
+            dp_sgd_run(tmp_path / "stopped")
+    folder = tmp_path / "stopped" / "run"
+    key = folder / "state" / "noise.key"
+    assert key.read_bytes() == KEY
+    assert key.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(store.secrets, "token_bytes", lambda count: b"x" * count)  # another one would show
+    resumed = fedsynth.resume(folder, progress=False)
+    assert whole.weights is not None
+    assert resumed.weights is not None
+    assert all(torch.equal(entry, resumed.weights[name]) for name, entry in whole.weights.items())
+    for path in (folder, whole.path):
+        assert not any(KEY in file.read_bytes() or KEY.hex().encode() in file.read_bytes() for file in files(path))
+        assert not (path / "state" / "noise.key").exists()
+
+
+def files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+def test_noise_from_the_public_seed_is_not_called_secret(tmp_path: Path) -> None:
+    """A method of somebody's own that draws its noise by client.rng: its ε holds only against who does not know it."""
+    seeded = METHOD.replace("client.noise_rng", "client.rng")
+    (tmp_path / "other.py").write_text(
+        seeded.replace("learn_privately", "learn_seeded").replace('"private"', '"seeded"')
+    )
+    result = fedsynth.run(
+        "seeded",
+        plugins=[str(tmp_path / "other.py")],
+        runs=str(tmp_path / "runs"),
+        data={"name": "digits", "limit": 300},
+        partition={"name": "iid", "num_clients": 3},
+        train={"rounds": 1},
+        engine={"workers": 1},
+        progress=False,
+    )
+    assert result.summary["secret_noise"]
+    [against] = {row["against"] for row in result.summary["privacy"] if row["epsilon"]}
+    assert against == "all but holders of the seed"
+
+
+def test_training_in_groups_keeps_to_the_target_of_all_its_passes(tmp_path: Path) -> None:
+    """Every client trains twice in a round: calibrated to once, it would reach nearly twice the ε."""
+    result = fedsynth.run(
+        {"name": "gandalf", "synthetic": "none", "static": False, "mediators": 1, "mediator_epochs": 2},
+        runs=str(tmp_path),
+        model={"name": "mlp", "hidden": [8]},
+        data={"name": "digits", "limit": 300},
+        partition={"name": "iid", "num_clients": 3},
+        train={"rounds": 2, "local_epochs": 1, "batch_size": 32},
+        engine={"workers": 1},
+        privacy={"updates": "dp_sgd", "target": 2.0},
+        evaluation=ALL,
+        progress=False,
+    )
+    reached = [row["epsilon"] for row in result.summary["privacy"] if row["release"] == "train.model"]
+    assert 1.8 < max(reached) <= 2.0
