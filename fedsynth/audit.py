@@ -137,7 +137,7 @@ class _Releases:
         return [audited for row in worst.values() for audited in self._audited(row)]
 
     def _audited(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        left_out = ("kind", "task", "field", "claimed", "clients")
+        left_out = ("kind", "field", "claimed", "clients")
         base = {key: value for key, value in row.items() if key not in left_out} | {"client": row["clients"][0]}
         given = self.guarantees.get(row["release"], [])
         if not any(g.proven for g in given):

@@ -39,6 +39,9 @@ class SitePolicy(BaseModel):
         None, gt=0, description="largest ε that this site spends on a record, over all runs together"
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of that ε")
+    examples: int | None = Field(
+        None, ge=1, description="number of training examples that is told as public; the true one, when not given"
+    )
     largest_request: int = Field(2**30, ge=1, description="bytes that a request may have")
 
     @model_validator(mode="after")

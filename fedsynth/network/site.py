@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def load_site_data(config: SiteConfig) -> SiteData:
         found, own = pretended.schema, pretended.client(config.rehearsal.client)
         if (found.shape, found.class_names) != (schema.shape, schema.class_names):
             raise DataError(f"{config.data.name} does not have the shape and the classes of the [schema].")
-        return SiteData(config.name, schema, own)
+        return SiteData(config.name, schema, replace(own, declared=config.policy.examples))
     source = load_source(config.data, config.seed)
     problems = misfits(source, schema)
     if problems:
@@ -151,7 +151,7 @@ def load_site_data(config: SiteConfig) -> SiteData:
     parts = [train.subset(rows[cuts[i] : cuts[i + 1]]) for i in range(3)]
     if source.test is not None:
         parts[2] = renumbered(source.test, source.schema, schema)
-    return SiteData(config.name, schema, ClientData(parts[0], parts[1], parts[2]))
+    return SiteData(config.name, schema, ClientData(parts[0], parts[1], parts[2], config.policy.examples))
 
 
 def misfits(source: Source, schema: Schema) -> list[str]:

@@ -64,9 +64,9 @@ classes = @classes@
 name = "npz:data.npz"
 
 [policy]                     # what this site allows, whatever the server asks
-refused = ["draw_real_samples", "average_images"]   # tasks in which images leave, real or averaged
-unprotected = true           # false: nothing leaves without a privacy guarantee
-# epsilon = 8.0              # largest privacy loss of this site, over all runs together
+records = false              # true: records may leave as they are, or as means of a few
+unprotected = true           # false: nothing leaves without a guarantee against the server too; needs epsilon
+# epsilon = 8.0              # largest privacy loss of a record here, over all runs together
 """
 
 NGINX = """\

@@ -106,6 +106,45 @@ def test_published_means_are_judged_by_three_readings(tmp_path: Path) -> None:
     assert done.refuted
 
 
+LEAKING = '''
+import torch
+from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, method, task
+from fedsynth.methods.settings import MethodConfig
+from fedsynth.privacy import GaussianEvent, Guarantee
+
+class LeakConfig(MethodConfig):
+    """Settings."""
+
+class Sums(Reply):
+    sums: torch.Tensor = leaves("sums with noise, it says")
+
+@task
+def sums_of_images(client: Client) -> Sums:
+    client.noise_rng("never used")
+    claimed = Guarantee(mechanism="noise", events=(GaussianEvent(mu=0.1),))
+    return client.release(Sums(sums=client.data.train.tensors()[0]), sums=claimed)
+
+@method("leak", config=LeakConfig)
+def leak(fed: Federation, cfg: LeakConfig) -> Outcome:
+    """Sends raw images under a claimed event."""
+    fed.broadcast(sums_of_images)
+    return Outcome(None, no_global="there is none")
+'''
+
+
+def test_a_claim_that_declares_no_trial_is_not_tested_and_never_called_not_refuted(tmp_path: Path) -> None:
+    """It is not tried by the trial of some other mechanism whose event looks alike."""
+    (tmp_path / "leak.py").write_text(LEAKING)
+    folder = run(tmp_path / "runs", "leak", plugins=[str(tmp_path / "leak.py")])
+    done = audit(folder, "--runs", 80, "--trust-plugins", "--json")
+    [row] = [row for row in json.loads(done.stdout.splitlines()[-1])["rows"] if row["task"] == "sums_of_images"]
+    assert row["verdict"] == "not tested"
+    assert (row["lower_bound"], row["refuted"]) == (None, False)
+    said = " ".join(audit(folder, "--runs", 80, "--trust-plugins").stdout.split())
+    assert "not tested" in said
+    assert "not refuted" not in said
+
+
 def test_mistakes_are_told(tmp_path: Path) -> None:
     assert "not a run folder" in str(audit(tmp_path).exception)
     (tmp_path / "config.json").write_text("{}")

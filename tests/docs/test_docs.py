@@ -7,19 +7,26 @@ import re
 import shlex
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedsynth
+from fedsynth.audit_trials import put_to_the_test
 from fedsynth.cli import app
 from fedsynth.config import make_experiment, override
+from fedsynth.data.dataset import Schema
+from fedsynth.engines.policy import SitePolicy
 from fedsynth.federation.methods import all_methods
+from fedsynth.federation.tasks import all_tasks
+from fedsynth.privacy import GaussianEvent, Guarantee
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -205,3 +212,28 @@ def test_the_demo_file_is_valid_and_short() -> None:
 def test_python_shown_compiles(page: Path) -> None:
     for block in fenced(page, "python"):
         compile(block, str(page), "exec")
+
+
+def test_what_leaves_in_every_task_is_told() -> None:
+    """The table of docs/privacy.md has every task of the package."""
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`(\w+)`", page[page.index("## What leaves in each method") :]))
+    ours = {each.name for each in all_tasks() if each.function.__module__.startswith("fedsynth.")}
+    assert ours <= told
+
+
+def test_every_key_of_a_sites_policy_is_told() -> None:
+    page = (ROOT / "docs" / "network.md").read_text(encoding="utf-8")
+    assert set(SitePolicy.model_fields) <= set(re.findall(r"`(\w+)`", page[page.index("## Security") :]))
+
+
+def test_the_trial_that_is_shown_tests_its_mechanism() -> None:
+    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "add_up_trial" in block)
+    names: dict[str, Any] = {"__name__": "tests_shown_trial"}
+    exec(compile(code, "docs/audit.md", "exec"), names)
+    guarantee = Guarantee(mechanism="noise", events=(GaussianEvent(mu=1 / 2),))
+    [trial] = names["add_up"].make_trials(guarantee, None, Schema((1,), 3))
+    assert not put_to_the_test(trial, 200, 1e-5, 0.95, np.random.default_rng(0)).refuted
+    broken = replace(trial, events=(GaussianEvent(mu=1 / 20),))
+    assert put_to_the_test(broken, 600, 1e-5, 0.95, np.random.default_rng(0)).refuted

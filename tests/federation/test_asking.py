@@ -299,3 +299,22 @@ def test_pooled_data_exists_in_simulations_only(federate, digits, tmp_path):
         Federation(engine, digits.clients, digits.schema).pooled()
     fed = federate()
     assert fed.broadcast(as_echo, to=[fed.pooled()], text="all")["*"].text == "*: all"
+
+
+class Weighed(Reply):
+    model: dict[str, torch.Tensor] = leaves("weights")
+
+
+@task
+def as_broken(client: Client, who: str) -> Weighed:
+    value = float("nan") if client.id == who else 1.0
+    return client.release(Weighed(model={"w": torch.full((2,), value)}))
+
+
+@pytest.mark.parametrize("wire", [False, True])
+def test_a_reply_that_is_not_finite_is_a_failure_of_that_client_by_name(federate, wire):
+    replies = federate(wire=wire, policy=Policy(quorum=0.5)).broadcast(as_broken, who="1")
+    assert sorted(replies) == ["0", "2", "3"]
+    assert str(replies.failures["1"]).startswith('client "1": task error: NotFiniteError: "model" of the reply')
+    with pytest.raises(QuorumError, match='client "1"'):
+        federate(wire=wire).broadcast(as_broken, who="1")

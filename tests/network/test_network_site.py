@@ -218,6 +218,9 @@ def test_labels_get_the_federations_numbers(tmp_path: Path) -> None:
     assert [sum(part) for part in zip(*data.counts.values(), strict=True)] == [15, 0, 15]
     assert [sum(data.counts[part]) for part in ("train", "validation", "test")] == [24, 3, 3]
     assert open_site(read_site(file)).secret_noise
+    assert data.own.public_size == 24
+    declaring = real_site(tmp_path / "declaring", x, np.array(["c", "a"] * 15), extra="[policy]\nexamples = 20\n")
+    assert load_site_data(read_site(declaring)).own.public_size == 20
 
 
 def test_a_site_without_examples_to_train_on_does_not_take_part(tmp_path: Path) -> None:
