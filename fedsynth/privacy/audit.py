@@ -25,6 +25,7 @@ Profile = Mapping[float, float]
 
 OTHER_DELTAS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)  # at which a claim is tested beside its own δ
 FEWEST_RUNS = 20
+HUNCH = 0.1  # error of the bounds by which an event is chosen: it is evaluated by other runs, with care
 TOO_FEW = 1e-12  # of a rate: nothing to divide by
 
 
@@ -105,7 +106,8 @@ def _choose(scores: np.ndarray, delta: float, error: float, claim: Profile | Non
         for likelier in (0, 1):
             tpr, fpr = _low(hits[likelier], count, error), _high(hits[1 - likelier], count, error)
             bounds = _bound(tpr, fpr, delta)
-            against = _against(tpr, fpr, claim)
+            likely = _low(hits[likelier], count, HUNCH), _high(hits[1 - likelier], count, HUNCH)
+            against = _against(*likely, claim)
             for best in {int(np.argmax(bounds)), int(np.argmax(against))}:
                 options.append(
                     (float(against[best]), float(bounds[best]), (direction, float(thresholds[best]), likelier))
