@@ -109,9 +109,8 @@ def main() -> None:
         refuted, largest = sum(one.refuted for one in found), max(one.bound.epsilon for one in found)
         claimed = found[0].claim[DELTA]
         seconds = (time.perf_counter() - began) / args.audits
-        print(
-            f"{name}: {refuted} of {args.audits} refuted; claimed {claimed:.2f}, at least {largest:.2f}; {seconds:.0f} s"
-        )
+        told = f"claimed {claimed:.2f}, at least {largest:.2f}; {seconds:.0f} s an audit"
+        print(f"{name}: {refuted} of {args.audits} refuted; {told}")
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def _work_of(data: FederatedData) -> Callable[[str], int]:
 
 def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet) -> RunResult:
     store = StateStore(folder.path / "state")
-    secret = folder.secret if experiment.privacy.secret_noise else None
+    secret = folder.secret if experiment.privacy.draws_in_secret else None
     options = {"pooled": True, "version_readable": store.readable, "secret": secret}
     with open_engine(experiment, data, store, device, shown, secret) as engine:
         return carry_out(experiment, data, engine, device, folder, shown, **options)

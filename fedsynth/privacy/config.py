@@ -43,10 +43,11 @@ class PrivacyConfig(BaseModel):
     target: float | None = Field(
         None, gt=0, description="ε over all rounds that the noise is calibrated to, in place of noise"
     )
-    secret_noise: bool = Field(
-        True,
-        description="privacy noise comes from a key of the run's own, deleted when the run is done; false: from the "
-        "seed, so that a run can be repeated to the bit; an ε then holds only against those who do not know the seed",
+    secret_noise: bool | None = Field(
+        None,
+        description="true: privacy noise comes from a key of the run's own, deleted when the run is done; false: from "
+        "the seed, so that a run can be repeated to the bit, and an ε holds only against those who do not know the "
+        "seed; none given: true where updates = dp_sgd or clipped, or a budget, ask for protection",
     )
     secure_aggregation: bool = Field(
         False,
@@ -83,6 +84,13 @@ class PrivacyConfig(BaseModel):
                     'so proves nothing; choose "clipped"'
                 )
         return self
+
+    @property
+    def draws_in_secret(self) -> bool:
+        """Whether privacy noise is secret: as asked for, or else where the experiment asks for an ε to rely on."""
+        if self.secret_noise is not None:
+            return self.secret_noise
+        return self.updates in ("dp_sgd", "clipped") or self.budget is not None
 
     def limit(self) -> Budget | None:
         """The budget, if there is one."""

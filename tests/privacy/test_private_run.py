@@ -15,7 +15,7 @@ import torch
 import fedsynth
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, store
-from fedsynth.privacy import BudgetError, SampledGaussianEvent, epsilon, ledger_words
+from fedsynth.privacy import BudgetError, PrivacyConfig, SampledGaussianEvent, epsilon, ledger_words
 from fedsynth.recorder import Recorder
 from fedsynth.report.tables import summary_lines
 from fedsynth.seeding import generator
@@ -82,7 +82,7 @@ def run(
         partition={"name": "iid", "num_clients": 3},
         train={"rounds": rounds},
         engine={"workers": 1},
-        privacy=privacy or {},
+        privacy={"secret_noise": True} | (privacy or {}),
         evaluation=evaluation or {},
     )
 
@@ -287,11 +287,28 @@ def test_noise_from_the_public_seed_is_not_called_secret(tmp_path: Path) -> None
         partition={"name": "iid", "num_clients": 3},
         train={"rounds": 1},
         engine={"workers": 1},
+        privacy={"secret_noise": True},
         progress=False,
     )
     assert result.summary["secret_noise"]
     [against] = {row["against"] for row in result.summary["privacy"] if row["epsilon"]}
     assert against == "all but holders of the seed"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "secret"),
+    [
+        ({}, False),
+        ({"updates": "dp_sgd"}, True),
+        ({"updates": "clipped"}, True),
+        ({"updates": "laplace"}, False),
+        ({"budget": 1.0}, True),
+        ({"updates": "dp_sgd", "secret_noise": False}, False),
+        ({"secret_noise": True}, True),
+    ],
+)
+def test_noise_is_secret_where_an_epsilon_is_asked_for(privacy: dict[str, Any], secret: bool) -> None:
+    assert PrivacyConfig(**privacy).draws_in_secret == secret
 
 
 def test_training_in_groups_keeps_to_the_target_of_all_its_passes(tmp_path: Path) -> None:
