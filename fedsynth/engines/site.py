@@ -119,10 +119,11 @@ class Site:
             except (RefusalError, BudgetError) as error:
                 self._log(f"{where}: kept back, {error}")
                 return failed(error)
+            seconds = time.perf_counter() - started if self.policy.unprotected else 0.0  # may tell of records
             if not answer["ok"]:
-                return finished(answer, started)
+                return finished(answer, seconds)
             done.keep()  # of what was kept back, nothing may be built on either
-            return self._kept(finished(answer, started), kept, request.step, where)
+            return self._kept(finished(answer, seconds), kept, request.step, where)
 
     def _host(self, folder: Path) -> TaskHost:
         secret = partial(kept_secret, self.folder / "noise.key") if self.secret_noise else None

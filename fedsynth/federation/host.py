@@ -80,7 +80,7 @@ class TaskHost:
             done.keep()
         except Exception as error:
             done = Carried(failure(error))
-        return finished(done.answer, started)
+        return finished(done.answer, time.perf_counter() - started)
 
     def carry_out(self, client_id: str, request: dict[str, Any]) -> Carried:
         """Run the task of a request; an error becomes an answer that says so."""
@@ -138,13 +138,12 @@ def failure(error: Exception) -> dict[str, Any]:
     return {"ok": False, "error": type(error).__name__, "message": str(error), "traceback": trace}
 
 
-def finished(answer: dict[str, Any], started: float) -> bytes:
+def finished(answer: dict[str, Any], seconds: float) -> bytes:
     """An answer as bytes, with the seconds that it took.
 
     That is a number of fixed width: the bytes of an answer are counted, and must be the same in every run.
     """
-    seconds = {"seconds": np.array(time.perf_counter() - started)} if answer["ok"] else {}
-    return encode(answer | seconds)
+    return encode(answer | ({"seconds": np.array(seconds)} if answer["ok"] else {}))
 
 
 def _require_finite(fields: Mapping[str, Any]) -> None:

@@ -90,7 +90,8 @@ def _together(rows: Sequence[Row], bare: Sequence[Row]) -> str:
 
 
 def _said(row: Row) -> str:
-    return say_epsilon(row["epsilon"], (row["unit"], row["adjacency"]), row["delta"])
+    said = say_epsilon(row["epsilon"], (row["unit"], row["adjacency"]), row["delta"])
+    return f"{said} against {row['against']}" if row.get("against") else said
 
 
 def _noisy(rows: Sequence[Row]) -> str:

@@ -198,9 +198,11 @@ def test_words_for_all_protected():
         for _ in range(1 + (client == "3")):
             ledger.record(client, "share", {"sums": noisy(not_covered="the number of examples")}, WHAT)
     assert ledger.words(DELTA) == [
-        "Protected: noisy class sums — ε = 2.943 per record (add or remove one, δ = 1e-05), worst client 3; "
+        "Protected: noisy class sums — ε = 2.943 per record (add or remove one, δ = 1e-05) "
+        "against everybody, worst client 3; "
         "composed over 2 releases.",
-        "All that left a client together: ε = 2.943 per record (add or remove one, δ = 1e-05), worst client 3; "
+        "All that left a client together: ε = 2.943 per record (add or remove one, δ = 1e-05) "
+        "against everybody, worst client 3; "
         "not covered: the number of examples.",
     ]
 
