@@ -35,6 +35,8 @@ READ_THE_LOG = "the rest is in the log of that site"
 KEPT_BACK = "the policy of this site lets nothing out without a privacy guarantee; its log says more"
 ABOUT_THE_REQUEST = frozenset({WeightsError.__name__, NotFiniteError.__name__})
 """Errors whose text is about what was sent or names a field, and not about the data."""
+FOLLOWS_FROM_REQUESTS = frozenset({WeightsError.__name__, BudgetError.__name__})
+"""Errors that have nothing to do with records: weights that do not fit the model, a run's own budget."""
 
 
 class RefusalError(FedsynthError):
@@ -142,7 +144,7 @@ class Site:
             if objection:
                 self._log(f"{where}: {objection}")
                 raise RefusalError(KEPT_BACK)
-        elif not (self.policy.unprotected or charged or answer["error"] == WeightsError.__name__):
+        elif not (self.policy.unprotected or charged or answer["error"] in FOLLOWS_FROM_REQUESTS):
             self._log(f"{where}: failed\n{answer['traceback'].rstrip()}")
             raise RefusalError(KEPT_BACK)
         over = SiteBudget(self.folder / "spent.json", self.policy).charge(done.guarantees)

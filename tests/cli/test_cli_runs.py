@@ -197,7 +197,7 @@ def test_metrics_written_before_the_first_checkpoint_are_not_doubled(fedsynth, t
 def test_an_interrupt_from_the_keyboard_says_how_to_go_on(fedsynth, tiny, tmp_path, whole):
     folder = tmp_path / "runs" / "run"
     running = fedsynth.start("run", *tiny, *LONG, "engine.workers=2", cwd=tmp_path)
-    until(lambda: rounds_done(folder) >= 1)
+    until(lambda: rounds_done(folder) >= 3)
     os.kill(running.pid, signal.SIGINT)
     done = running.wait()
     assert done.code == 130
