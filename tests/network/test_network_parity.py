@@ -220,3 +220,33 @@ def test_gans_of_an_earlier_run_serve_where_the_sites_have_the_same_data(site_fi
     (files["0"].with_name("state") / "salt").unlink()  # as good as other data: its fingerprint changes
     with pytest.raises(UserError, match="begun on other data"):
         over_a_grid(experiment | again | {"name": "other"}, InProcessGrid(files), tmp_path)
+
+
+STRICT = "[policy]\nunprotected = false\nepsilon = 30.0\n"
+PRIVATE: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "gandalf": {
+        **{"counts_epsilon": 8.0, "gan_steps": 2, "visit_steps": 1, "gan_channels": 2, "gan_latent": 3},
+        "mediators": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+def test_a_method_that_protects_all_it_sends_runs_between_strict_sites(
+    method: str, site_files: Files, tmp_path: Path
+) -> None:
+    """Nothing leaves without a guarantee against the server, too, and every site notes what it has spent."""
+    experiment = tables(
+        method={"name": method, **PRIVATE[method]},
+        privacy={"updates": "dp_sgd", "noise": 4.0, "secret_noise": True},
+        evaluation={"clients": 0, "final_clients": 0},
+        runs=str(tmp_path),
+        name="strict",
+    )
+    result = over_a_grid(experiment, InProcessGrid(site_files(extra=STRICT)), tmp_path)
+    assert result.summary["failures"] == []
+    rows = [row for row in result.summary["privacy"] if row["kind"] == "release"]
+    assert {row["against"] for row in rows} == {"everybody"}
+    spent = list(tmp_path.rglob("spent.json"))
+    assert len(spent) == 3
