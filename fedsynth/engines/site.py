@@ -10,16 +10,18 @@ from __future__ import annotations
 import builtins
 import datetime
 import hashlib
+import hmac
 import re
 import time
 import traceback
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedsynth.data.dataset import Dataset
 from fedsynth.engines.policy import SiteBudget, SitePolicy
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.host import Carried, DataHolder, NotFiniteError, TaskHost, finished
@@ -87,6 +89,8 @@ class Site:
         self.name, self.data, self.folder = name, data, folder
         self.policy, self.about = policy or SitePolicy(), dict(about or {})
         self.device, self.secret_noise = device, secret_noise
+        own = data.client(name)
+        self._data_print = f"{self.about.get('fingerprint') or _hashed(own.train)} {own.public_size}"
 
     def respond(self, header: Mapping[str, Any], body: bytes) -> bytes:
         """The reply to whatever came through the door; there always is one."""
@@ -128,9 +132,13 @@ class Site:
             return self._kept(finished(answer, seconds), kept, request.step, where)
 
     def _host(self, folder: Path) -> TaskHost:
-        secret = partial(kept_secret, self.folder / "noise.key") if self.secret_noise else None
+        secret = self._noise_key if self.secret_noise else None
         store = StateStore(folder / "state", sync=True)
         return TaskHost(self.data, store, self.device, secret, always_keep=not self.policy.unprotected)
+
+    def _noise_key(self) -> bytes:
+        """The site's key, for the data as it is: the same request gets other noise when a record has come or gone."""
+        return hmac.digest(kept_secret(self.folder / "noise.key"), self._data_print.encode(), "sha256")
 
     def _let_out(self, done: Carried, where: str) -> dict[str, Any]:
         """An answer as it may leave, once it has been charged for; refused when policy or budget do not let it.
@@ -205,6 +213,13 @@ class Site:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "site.log").open("a", encoding="utf-8") as file:
             file.write(f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")
+
+
+def _hashed(data: Dataset) -> str:
+    digest = hashlib.sha256()
+    for array in (data.x, data.y):
+        digest.update(repr((array.shape, array.dtype.str)).encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def failed(error: Exception) -> bytes:

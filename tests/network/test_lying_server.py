@@ -390,6 +390,17 @@ def test_a_request_after_a_deadline_gets_the_same_noise(site: Make) -> None:
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
+def test_the_same_request_after_a_record_has_come_gets_other_noise(tmp_path: Path) -> None:
+    """Else the difference of two replies is that record, without any noise."""
+    fields = statistics_fields(1.0)
+    sent = []
+    for more in (0, 1):
+        here = tiny_site(tmp_path, more=more)
+        sent.append(ask(here, "share_statistics", fields, run=f"run-{more}")["fields"]["statistics"])
+    apart = (sent[0] - sent[1]).abs()
+    assert int((apart > 1.0).sum()) > apart.numel() / 2, "a record moves one class, by less than this; noise moves all"
+
+
 def test_batches_and_what_a_network_draws_for_a_record_come_from_the_sites_key(tmp_path: Path) -> None:
     """Of a network that draws latents, next to no noise and every record in the batch: what differs is what it drew."""
     spec = ModelSpec(name="latent_cnn", channels=(2,), latent=3)
