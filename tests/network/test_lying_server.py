@@ -241,6 +241,7 @@ def test_dp_sgd_does_not_start_from_weights_that_were_trained_without_protection
     [
         {"rule": {"name": "control_variates"}},
         {"rule": {"name": "proximal", "mu": 1.0}},
+        {"data": {"rule": {"name": "zero_shot"}, "given": {}}},
         {"spec": {"name": "mlp", "hidden": [4], "norm": "batch"}},
     ],
 )
