@@ -16,14 +16,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fedsynth.audit_trials import put_to_the_test
+from fedsynth.audit import task_trials as trials
+from fedsynth.audit.trials import put_to_the_test
+from fedsynth.components import update_privacy as protection
+from fedsynth.components.class_counts import counts_guarantee
+from fedsynth.components.update_privacy import Protection
 from fedsynth.data.dataset import Schema
 from fedsynth.federation.trials import Trial
-from fedsynth.methods import latent_release, protection, trials
-from fedsynth.methods.class_counts import counts_guarantee
-from fedsynth.methods.gandalf_settings import GandalfConfig
-from fedsynth.methods.latent_release import Calibration
-from fedsynth.methods.protection import Protection
+from fedsynth.methods.feddpms import latent_release
+from fedsynth.methods.feddpms.latent_release import Calibration
+from fedsynth.methods.gandalf.settings import GandalfConfig
 from fedsynth.privacy import (
     DiscreteGaussianEvent,
     GaussianEvent,

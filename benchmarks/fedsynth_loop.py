@@ -17,7 +17,7 @@ from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.data.federated import FederatedData
 from fedsynth.data.partition import PartitionConfig
-from fedsynth.runner import run_experiment
+from fedsynth.experiment.runner import run_experiment
 
 
 def federated(split: Split, clients: int) -> FederatedData:

@@ -74,7 +74,7 @@ def complete(table: Table) -> str:
     """Make sure that one run is complete; in a process of its own."""
     os.environ["OMP_NUM_THREADS"] = "1"
     from fedsynth import make_experiment
-    from fedsynth.runner import resume_run, run_experiment
+    from fedsynth.experiment.runner import resume_run, run_experiment
 
     path = Path(table["runs"]) / table["name"]
     if (path / "summary.json").is_file():

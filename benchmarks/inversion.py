@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import fedsynth.methods  # noqa: F401  (registers the tasks)
+from fedsynth.components.server_work import invert_model
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.engines.local import LocalEngine, usable_cores
 from fedsynth.federation import Federation
@@ -27,7 +28,6 @@ from fedsynth.federation.host import TaskHost
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import ModelSpec, build_model, instantiate
 from fedsynth.learning.weights import Weights, weights_of
-from fedsynth.methods.server_work import invert_model
 from fedsynth.synthesis.inversion import Inversion
 
 SHAPE, CLASSES, MODELS, STEPS, RATE = (1, 28, 28), 10, 10, 100, 0.1

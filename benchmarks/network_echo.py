@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
+from fedsynth.components.loop import start_weights
+from fedsynth.components.settings import MethodConfig
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
-from fedsynth.methods.loop import start_weights
-from fedsynth.methods.settings import MethodConfig
 
 MEGABYTE = 10**6
 

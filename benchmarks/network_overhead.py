@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsynth.config import make_experiment
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.runner import run_experiment
 from fedsynth.network.deploy import Federation, write_federation
 from fedsynth.network.loopback import Loopback
-from fedsynth.runner import run_experiment
 
 Table = dict[str, Any]
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

@@ -17,7 +17,7 @@ from harness import Table
 from zero_shot import agg_setting, zda_setting
 
 from fedsynth import make_experiment
-from fedsynth.runner import run_experiment
+from fedsynth.experiment.runner import run_experiment
 
 ROUNDS = 4
 

@@ -18,10 +18,10 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
 import fedsynth.methods  # noqa: F401  (registers the methods)
-from fedsynth.config import SECTIONS, Experiment
+from fedsynth.components.slots import AfterAggregate, Aggregator, LocalData, LocalRule, ServerOptimizer, SlotValue
 from fedsynth.data.partition import PARTITIONERS, PartitionConfig
+from fedsynth.experiment.config import SECTIONS, Experiment
 from fedsynth.federation.methods import all_methods, find_method
-from fedsynth.methods.slots import AfterAggregate, Aggregator, LocalData, LocalRule, ServerOptimizer, SlotValue
 
 DOCS = Path(__file__).parent
 BLOCK = re.compile(r"(<!-- table: (?P<what>[^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)

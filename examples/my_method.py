@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from fedsynth.components.loop import start_weights
+from fedsynth.components.settings import MethodConfig
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, weights_of
-from fedsynth.methods.loop import start_weights
-from fedsynth.methods.settings import MethodConfig
 
 
 class Learned(Reply):

@@ -8,25 +8,33 @@ result.summary["test"]["accuracy"], result.model, result.path
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsynth.config import Experiment, load_experiment, make_experiment
-    from fedsynth.runner import RunResult
+    __version__: str
+
+    from fedsynth.experiment.config import Experiment, load_experiment, make_experiment
+    from fedsynth.experiment.runner import RunResult
 
 __all__ = ["Experiment", "RunResult", "load_experiment", "make_experiment", "resume", "run"]
 
 # Imported when first used: a Flower node starts a process for every message, and importing PyTorch takes seconds.
 _HOMES = {
-    "Experiment": "fedsynth.config",
-    "load_experiment": "fedsynth.config",
-    "make_experiment": "fedsynth.config",
-    "RunResult": "fedsynth.runner",
+    "Experiment": "fedsynth.experiment.config",
+    "load_experiment": "fedsynth.experiment.config",
+    "make_experiment": "fedsynth.experiment.config",
+    "RunResult": "fedsynth.experiment.runner",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        try:
+            return version("fedsynth")
+        except PackageNotFoundError:
+            return "unknown"
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
@@ -37,8 +45,8 @@ def run(method: str = "fedavg", *, progress: bool | None = None, **sections: Any
 
     `method` is a method's name, or a table with its name and settings: `{"name": "fedprox", "mu": 0.01}`.
     """
-    from fedsynth.config import make_experiment
-    from fedsynth.runner import run_experiment
+    from fedsynth.experiment.config import make_experiment
+    from fedsynth.experiment.runner import run_experiment
 
     table = {"name": method} if isinstance(method, str) else dict(method)
     return run_experiment(make_experiment({**sections, "method": table}), progress=progress)
@@ -49,6 +57,6 @@ def resume(path: str | Path, *, progress: bool | None = None, trust_plugins: boo
 
     `trust_plugins`: the plug-ins that its config names may be executed. Look at them first if the folder is not yours.
     """
-    from fedsynth.runner import resume_run
+    from fedsynth.experiment.runner import resume_run
 
     return resume_run(Path(path), progress, trust_plugins=trust_plugins)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from federations import Finished, run
 
 from fedsynth.data import DataConfig, load_federated
 from fedsynth.data.federated import FederatedData
@@ -78,3 +80,9 @@ def federate(tmp_path: Path, digits: FederatedData) -> Iterator[FederationMaker]
 def _one_thread() -> None:
     """As at the clients: another number of threads sums in another order, and only slows such small models down."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run_method(tmp_path: Path) -> Callable[..., Finished]:
+    """Run a method: `run_method("fedprox", data, model="cnn", settings={"mu": 0.1}, rounds=2)`."""
+    return functools.partial(run, folder=tmp_path)

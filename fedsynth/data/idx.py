@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsynth.archives import read_stream
+from fedsynth.data.archives import read_stream
 from fedsynth.data.config import DataConfig
 from fedsynth.data.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError

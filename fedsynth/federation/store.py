@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -137,3 +138,8 @@ def write_atomically(path: Path, content: bytes, sync: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically."""
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -22,15 +22,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.schedule import NEVER, Scheduled
+from fedsynth.components.secure_aggregation import SecureRound, masked, secure_mean, secured
+from fedsynth.components.server_work import TuningSettings, invert_model, judge_images, tuned_at_server
+from fedsynth.components.settings import PublishedForm
+from fedsynth.components.slots import AfterAggregate, Occasion
 from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.schedule import NEVER, Scheduled
-from fedsynth.methods.secure import SecureRound, masked, secure_mean, secured
-from fedsynth.methods.server_work import TuningSettings, invert_model, judge_images, tuned_at_server
-from fedsynth.methods.settings import PublishedForm
-from fedsynth.methods.slots import AfterAggregate, Occasion
 from fedsynth.synthesis.inversion import Inversion, chosen_by_consensus, consensus, invert
 
 NOTHING_MORE = (

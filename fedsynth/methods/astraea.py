@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from fedsynth.components.class_counts import class_counts
+from fedsynth.components.grouping import balanced_groups
+from fedsynth.components.loop import loop_outcome
+from fedsynth.components.sequential import MediatedConfig, grouped_slots, mediated_loop
+from fedsynth.components.settings import PublishedForm
+from fedsynth.components.synthetic_store import KeptImages, keep_made
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
-from fedsynth.methods.class_counts import class_counts
-from fedsynth.methods.grouping import balanced_groups
-from fedsynth.methods.loop import loop_outcome
-from fedsynth.methods.made import KeptImages, keep_made
-from fedsynth.methods.mediated import MediatedConfig, grouped_slots, mediated_loop
-from fedsynth.methods.settings import PublishedForm
 from fedsynth.methods.static_augmentation import StaticSettings, require_pictures
 from fedsynth.synthesis.static import Static, fill_classes
 

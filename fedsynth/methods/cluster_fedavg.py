@@ -13,18 +13,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, Slots, checked_slots, start_model, train
+from fedsynth.components.recalibration import recalibrated
+from fedsynth.components.slots import Setting
+from fedsynth.components.synthetic_store import KeptImages
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Done, Federation, Outcome, State, method, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
-from fedsynth.methods.beside_made import deliver, receive_images
-from fedsynth.methods.client_gans import GanSettings, find_likeness
-from fedsynth.methods.loop import LoopConfig, Slots, checked_slots, start_model, train
-from fedsynth.methods.made import KeptImages
-from fedsynth.methods.recalibration import recalibrated
-from fedsynth.methods.refining import server_sets
-from fedsynth.methods.slots import Setting
+from fedsynth.methods.pfl_gan.beside_made import deliver, receive_images
+from fedsynth.methods.pfl_gan.client_gans import GanSettings, find_likeness
+from fedsynth.methods.pfl_gan.refining import server_sets
 
 GROUP = "group"  # in the private state
 

@@ -21,11 +21,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsynth.components.class_counts import class_counts
+from fedsynth.components.filling import split_exactly
+from fedsynth.components.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
+from fedsynth.components.synthetic_store import KeptImages, keep_made
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
-from fedsynth.methods.class_counts import class_counts
-from fedsynth.methods.filling import split_exactly
-from fedsynth.methods.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
-from fedsynth.methods.made import KeptImages, keep_made
 
 EXPOSED = "Real training examples with their labels left the clients and went to other clients; nothing protects them."
 

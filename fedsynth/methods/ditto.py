@@ -14,12 +14,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, federated_loop
+from fedsynth.components.slots import LocalRule, Visit
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.objectives import Proximal
 from fedsynth.learning.training import CrossEntropy, Objective, fit
 from fedsynth.learning.weights import load_weights, weights_of
-from fedsynth.methods.loop import LoopConfig, federated_loop
-from fedsynth.methods.slots import LocalRule, Visit
 
 
 class DittoRule(LocalRule, name="ditto"):

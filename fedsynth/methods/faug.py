@@ -21,17 +21,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsynth.components.settings import MethodConfig
+from fedsynth.components.synthetic_store import keep_made, made_by
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, State, leaves, method, task
 from fedsynth.learning.models import Classifier, ModelSpec, instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import PLAIN, CrossEntropy, Objective
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.autoencoding import require_images
-from fedsynth.methods.client_gans import GanSettings
-from fedsynth.methods.made import keep_made, made_by
+from fedsynth.methods.feddpms.autoencoding import require_images
+from fedsynth.methods.pfl_gan.client_gans import GanSettings
+from fedsynth.methods.pfl_gan.refining import refine_gan
 from fedsynth.methods.references import go_on_alone
-from fedsynth.methods.refining import refine_gan
-from fedsynth.methods.settings import MethodConfig
 from fedsynth.synthesis.gan import GanSpec, load_generator, make_images
 from fedsynth.synthesis.static import Static, fill_classes
 

@@ -22,16 +22,16 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from fedsynth.components.ablations import real_images, stand_ins
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.schedule import NEVER, Scheduled
+from fedsynth.components.server_work import TuningSettings, invert_model, judge_images, tuned_at_server
+from fedsynth.components.slots import AfterAggregate, LocalData, Occasion
 from fedsynth.federation import Client, Federation, Outcome, method
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.statistics import measure_batch_norm
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.controls import real_images, stand_ins
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.matching import even_shortage
-from fedsynth.methods.schedule import NEVER, Scheduled
-from fedsynth.methods.server_work import TuningSettings, invert_model, judge_images, tuned_at_server
-from fedsynth.methods.slots import AfterAggregate, LocalData, Occasion
+from fedsynth.methods.feddpms.matching import even_shortage
 from fedsynth.synthesis.inversion import Inversion, invert, require_batch_norm
 
 NOTHING_MORE = (

@@ -6,8 +6,8 @@ has no BatchNorm. Weights are the numbers of training examples of the clients th
 
 from __future__ import annotations
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 
 
 class FedAvgConfig(LoopConfig):

@@ -9,8 +9,8 @@ section it takes the BatchNorm network of Fed-ZDA, because FedBN on a network wi
 
 from __future__ import annotations
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
 
 
 class FedBNConfig(LoopConfig):

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import Aggregator, LocalRule, Setting, Visit
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.objectives import Dynamic
 from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import Aggregator, LocalRule, Setting, Visit
 
 
 class DynamicRule(LocalRule, name="dynamic"):

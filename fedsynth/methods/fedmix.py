@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedsynth.components.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
+from fedsynth.components.slots import LocalRule, Visit
 from fedsynth.errors import UserError
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.learning.objectives import MeanMixup
 from fedsynth.learning.training import CrossEntropy, Objective
-from fedsynth.methods.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
-from fedsynth.methods.slots import LocalRule, Visit
 
 
 class Averages(Reply):

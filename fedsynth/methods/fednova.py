@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import Aggregator, Setting
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import Aggregator, Setting
 
 
 def effective_steps(steps: int, momentum: float) -> float:

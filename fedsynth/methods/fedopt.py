@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import AdaptiveServer, AdaptiveSettings
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import AdaptiveServer, AdaptiveSettings
 
 
 class FedOptConfig(AdaptiveSettings, LoopConfig):

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import LocalRule, Visit
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.objectives import Proximal
 from fedsynth.learning.training import Objective
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import LocalRule, Visit
 
 
 class ProximalRule(LocalRule, name="proximal"):

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import LocalRule, Visit
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective, fit
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import LocalRule, Visit
 
 
 class HeadFirst(LocalRule, name="head_first"):

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from fedsynth.components.class_counts import class_counts, let_out_counts
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import LocalRule, Visit
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.objectives import LogitAdjusted, class_log_prior, log_shares
 from fedsynth.learning.training import Objective
-from fedsynth.methods.class_counts import class_counts, let_out_counts
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import LocalRule, Visit
 from fedsynth.privacy.dpsgd import Loss
 
 SMOOTHING = "examples added to each class before shares are taken"

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import LocalRule, Visit
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.objectives import Contrastive
 from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights, load_weights, weights_of
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import LocalRule, Visit
 
 
 class ContrastiveRule(LocalRule, name="contrastive"):

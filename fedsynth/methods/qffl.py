@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import Aggregator, LocalRule, Setting, Visit
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.aggregators import only, squared_distance, weighted_mean
 from fedsynth.learning.training import FitResult, evaluate
 from fedsynth.learning.weights import Weights, load_weights
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import Aggregator, LocalRule, Setting, Visit
 
 SMALLEST_LOSS = 1e-10  # as in the authors' code: a loss of zero must not divide
 

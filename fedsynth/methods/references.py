@@ -14,15 +14,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsynth.components.loop import LoopConfig, federated_loop, own_weights, start_weights, train
+from fedsynth.components.settings import MethodConfig
+from fedsynth.components.slots import Plain
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import Classifier, ModelSpec, instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import PLAIN, Objective, fit
 from fedsynth.learning.weights import Weights, weights_of
-from fedsynth.methods.loop import LoopConfig, federated_loop, own_weights, start_weights, train
-from fedsynth.methods.settings import MethodConfig
-from fedsynth.methods.slots import Plain
 
 
 class Loss(Reply):

@@ -23,16 +23,16 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
+from fedsynth.components.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
+from fedsynth.components.server_work import Tuned, TuningSettings, judge_images
+from fedsynth.components.slots import AfterAggregate, Aggregator, Occasion, Setting
 from fedsynth.federation import Client, Federation, Outcome, method, task
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, weights_of
-from fedsynth.methods.client_gans import GanSettings, Likeness, as_floats, find_likeness
-from fedsynth.methods.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
-from fedsynth.methods.server_work import Tuned, TuningSettings, judge_images
-from fedsynth.methods.slots import AfterAggregate, Aggregator, Occasion, Setting
+from fedsynth.methods.pfl_gan.client_gans import GanSettings, Likeness, as_floats, find_likeness
 
 MOST = 2000  # made images that the server distils on
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import Krum, Median, TrimmedMean
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import Krum, Median, TrimmedMean
 
 
 class TrimmedMeanConfig(LoopConfig):

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.slots import Aggregator, LocalRule, Setting, Visit
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.objectives import ControlVariates
 from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights, load_weights
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.methods.slots import Aggregator, LocalRule, Setting, Visit
 
 GRADIENT_BATCH = 512
 

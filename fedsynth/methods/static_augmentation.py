@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
+from fedsynth.components.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
+from fedsynth.components.settings import PublishedForm
+from fedsynth.components.synthetic_store import KeptImages, keep_made
 from fedsynth.data.dataset import Schema
 from fedsynth.errors import UserError
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
-from fedsynth.methods.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
-from fedsynth.methods.made import KeptImages, keep_made
-from fedsynth.methods.settings import PublishedForm
 from fedsynth.synthesis.static import MOST, Static, fill_classes
 
 

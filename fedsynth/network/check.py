@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsynth.data.check import find_problems
 from fedsynth.data.sources import load_source
-from fedsynth.network.site import SiteConfig, load_site_data, misfits
+from fedsynth.network.site_config import SiteConfig, load_site_data, misfits
 
 
 @dataclass(frozen=True)

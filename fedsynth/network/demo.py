@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedsynth.config import make_experiment
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.runner import RunResult, run_experiment
 from fedsynth.network.deploy import Federation, write_federation
 from fedsynth.network.loopback import Loopback
-from fedsynth.runner import RunResult, run_experiment
 
 SITES = ("berlin", "paris", "rome")
 PARTITION = 'partition = { name = "dirichlet", num_clients = 3, alpha = 0.3 }'

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsynth.errors import ConfigError
-from fedsynth.network.site import SITE_NAME
+from fedsynth.network.site_config import SITE_NAME
 from fedsynth.network.texts import NGINX, PAGE, REGISTER, SERVER_START, SITE_FILE, SITE_START
 
 LOOPBACK = ("localhost", "127.0.0.1")

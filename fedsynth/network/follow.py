@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedsynth.progress import Quiet
+from fedsynth.experiment.progress import Quiet
 
 
 class Lines(Quiet):

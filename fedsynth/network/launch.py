@@ -22,12 +22,13 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from fedsynth.config import EngineConfig, Experiment
 from fedsynth.errors import ConfigError, FedsynthError, UserError
+from fedsynth.experiment.config import EngineConfig, Experiment
+from fedsynth.experiment.folder import RunFolder
+from fedsynth.experiment.progress import Quiet, make_progress
+from fedsynth.experiment.runner import RunResult, choose_device
+from fedsynth.federation.store import write_json
 from fedsynth.network.follow import Follower
-from fedsynth.progress import Quiet, make_progress
-from fedsynth.runfolder import RunFolder, write_json
-from fedsynth.runner import RunResult, choose_device
 
 PAUSE = 0.5  # seconds between two looks at the run folder
 ASK_FLOWER = 60.0  # seconds between two questions to the SuperLink whether the run is still there

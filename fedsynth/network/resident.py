@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from fedsynth.engines.site import Site
 from fedsynth.engines.worker import die_with_parent
 from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.network.door import receive, send
-from fedsynth.network.site import SiteConfig, open_site
+from fedsynth.network.site import Site
+from fedsynth.network.site_config import SiteConfig, open_site
 
 LONGEST_PATH = 100  # the system's limit for the path of a socket is a little more
 LOOK = 1.0  # seconds between two looks after what else runs

@@ -11,19 +11,20 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedsynth.config import Experiment, make_experiment, read_experiment
+from fedsynth import __version__
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.described import DescribedData
 from fedsynth.engines.flower import FlowerEngine, connected
 from fedsynth.engines.local import LocalEngine
-from fedsynth.engines.site import DESCRIBE
 from fedsynth.errors import DataError, FedsynthError, UserError
+from fedsynth.experiment.config import Experiment, make_experiment, read_experiment
+from fedsynth.experiment.folder import RunFolder, check_same_split
+from fedsynth.experiment.runner import RunResult, carry_out, check_setting
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.payload import PayloadError, decode, encode
-from fedsynth.federation.store import StateStore
+from fedsynth.federation.store import StateStore, write_json
 from fedsynth.network.follow import Lines
-from fedsynth.runfolder import RunFolder, check_same_split, package_version, write_json
-from fedsynth.runner import RunResult, carry_out, check_setting
+from fedsynth.network.site import DESCRIBE
 
 PAUSE = 0.5  # seconds between two looks for sites that are not there yet
 TOLD = ("site", "fedsynth", "code", "shape", "classes", "fingerprint", "rehearsal")  # of a site, before a run
@@ -100,9 +101,9 @@ def gathered(engine: FlowerEngine, experiment: Experiment, path: Path, pause: fl
     resumed = manifest.is_file()
     told = introduced(engine, names, experiment.engine.wait, pause, needed=not resumed)
     for name, about in told.items():
-        if about["fedsynth"] != package_version():
+        if about["fedsynth"] != __version__:
             raise UserError(
-                f'Site "{name}" has fedsynth {about["fedsynth"]} and this server {package_version()}: '
+                f'Site "{name}" has fedsynth {about["fedsynth"]} and this server {__version__}: '
                 "install the same version everywhere."
             )
     if resumed:

@@ -1,235 +1,242 @@
-"""A site's file, and the data behind it as the federation's tasks see it."""
+"""A site's side of the network: checks a request, carries it out on the site's own data, remembers the reply.
+
+Nothing is held in memory between requests, because a Flower node starts a new process for each. On the site's disk,
+under a folder per run: the private state, in versions (see `store.py`), and the replies of the last two steps. The
+same request asked again, as a resumed server does, gets the reply it got before: nothing is trained or noised twice.
+"""
 
 from __future__ import annotations
 
+import builtins
+import datetime
 import hashlib
-import secrets
-import tomllib
-from dataclasses import dataclass, replace
-from functools import cached_property
+import hmac
+import re
+import time
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedsynth.data.config import DataConfig, explain
-from fedsynth.data.dataset import ClientData, Dataset, Schema
-from fedsynth.data.federated import PARTS, load_federated
-from fedsynth.data.sources import Source, fingerprint, load_source
-from fedsynth.data.splits import split_clients
-from fedsynth.engines.policy import SitePolicy
-from fedsynth.engines.site import Site
-from fedsynth.errors import ConfigError, DataError, FedsynthError
-from fedsynth.plugins import beside, load_plugins
-from fedsynth.runfolder import code_fingerprint, package_version
+import fedsynth.methods  # noqa: F401  (registers all tasks)
+from fedsynth.data.dataset import Dataset
+from fedsynth.errors import FedsynthError
+from fedsynth.federation.host import Carried, DataHolder, NotFiniteError, TaskHost, finished
+from fedsynth.federation.payload import PayloadError, decode, encode, not_finite
+from fedsynth.federation.store import KEPT_STEPS, StateStore, alone, kept_secret, write_atomically
+from fedsynth.federation.tasks import TaskError, find_task
+from fedsynth.learning.weights import WeightsError
+from fedsynth.network.policy import SiteBudget, SitePolicy
+from fedsynth.privacy import BudgetError
 
-SITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-
-
-class SchemaConfig(BaseModel):
-    """The `[schema]` table: what every site of the federation agrees on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    shape: tuple[int, ...] = Field(min_length=1, description="shape of one example, such as [1, 28, 28]")
-    classes: tuple[str, ...] = Field(min_length=2, description="names of the classes, in the order of their numbers")
-
-    def made(self) -> Schema:
-        """The same, as the tasks see it."""
-        return Schema(self.shape, len(self.classes), self.classes)
+RUN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+DESCRIBE = "describe_site"  # asks a site about itself, before there is a run to ask tasks in
+READ_THE_LOG = "the rest is in the log of that site"
+KEPT_BACK = "the policy of this site lets nothing out without a privacy guarantee; its log says more"
+ABOUT_THE_REQUEST = frozenset({WeightsError.__name__, NotFiniteError.__name__})
+"""Errors whose text is about what was sent or names a field, and not about the data."""
+FOLLOWS_FROM_REQUESTS = frozenset({WeightsError.__name__, BudgetError.__name__})
+"""Errors that have nothing to do with records: weights that do not fit the model, a run's own budget."""
 
 
-class Rehearsal(BaseModel):
-    """The `[rehearsal]` table: the site pretends to be one client of a simulated split, with seeded noise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    client: str = Field(description="which client of the split this site plays")
-    partition: dict[str, Any] = Field(default_factory=dict, description="how the data is split, as in an experiment")
+class RefusalError(FedsynthError):
+    """A request that a site does not carry out. Its sentence is about the request, never about the data."""
 
 
-class FlowerConfig(BaseModel):
-    """The `[flower]` table: whom the site's node dials, whom it trusts, and who it is."""
+class _Limit(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    superlink: str = Field(description="host:port of the federation's server")
-    certificate: Path = Field(Path("ca.crt"), description="file of the certificate authority of the federation")
-    key: Path = Field(Path("site.key"), description="file of this site's private key")
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
 
 
-class SiteConfig(BaseModel):
-    """A site's file."""
+class _Request(BaseModel):
+    """What a request must look like, before its fields are read."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str = Field(pattern=SITE_NAME, description="the name under which the site's key is registered")
-    folder: Path = Field(Path("state"), description="where private state, replies and the log are kept")
-    device: str = Field("cpu", description='where tasks run, such as "cuda"')
-    seed: int = Field(0, ge=0, description="decides which examples are for validation and test")
-    plugins: tuple[Path, ...] = Field((), description="Python files with tasks, if this site trusts them")
-    socket: Path = Field(Path("site.sock"), description="the door to this site's data, for its Flower node")
-    flower: FlowerConfig | None = None
-    schema_: SchemaConfig = Field(alias="schema")
-    data: DataConfig
-    policy: SitePolicy = Field(default_factory=SitePolicy)
-    rehearsal: Rehearsal | None = None
+    task: str
+    id: str = Field(pattern=r"^[0-9]{1,9}$")
+    step: int = Field(ge=1, le=10**9)
+    seed: int = Field(ge=0)
+    round: int = Field(ge=0)
+    states: dict[str, str]
+    budget: _Limit | None = None
+    relay: str = ""
+    route: str = ""
+    turn: int = Field(0, ge=0)
+    fields: dict[str, Any]
 
 
-def read_site(file: Path) -> SiteConfig:
-    """A site's file, checked; the files and folders it names are looked for beside it."""
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f'"{file}" cannot be read: {error.strerror}.') from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f'"{file}" is not a TOML file: {error}.') from None
-    table["plugins"] = beside(table.get("plugins", []), file.parent)
-    for section, kind in (("schema", SchemaConfig), ("data", DataConfig), ("policy", SitePolicy)):
-        if section in table:
+class Site:
+    """Answers requests for one site. `about` is what it tells of itself before a run.
+
+    Without `secret_noise` privacy noise comes from the request's seed: for rehearsals on data that is not private.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: DataHolder,
+        folder: Path,
+        policy: SitePolicy | None = None,
+        about: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        secret_noise: bool = True,
+    ) -> None:
+        self.name, self.data, self.folder = name, data, folder
+        self.policy, self.about = policy or SitePolicy(), dict(about or {})
+        self.device, self.secret_noise = device, secret_noise
+        own = data.client(name)
+        self._data_print = f"{self.about.get('fingerprint') or _hashed(own.train)} {own.public_size}"
+
+    def respond(self, header: Mapping[str, Any], body: bytes) -> bytes:
+        """The reply to whatever came through the door; there always is one."""
+        try:
+            task = header.get("task")
+            if task == DESCRIBE:
+                self._log("told about itself: " + ", ".join(self.about))
+                return encode({"ok": True, "about": self.about})
+            return self.answer(task if isinstance(task, str) else "", header, body)
+        except Exception as error:
+            self._log(f"failed outside any task\n{traceback.format_exc().rstrip()}")
+            return _error(known_error(type(error).__name__), READ_THE_LOG)
+
+    def answer(self, task: str, header: Mapping[str, Any], body: bytes) -> bytes:
+        """Carry out a request, or say in one sentence why not. Of an error in a task, only the class leaves."""
+        try:
+            request = self._checked(task, header, body)
+        except RefusalError as error:
+            self._log(f'refused a request for "{task}": {error}')
+            return failed(error)
+        folder = self.folder / "runs" / header["run"]
+        with alone(folder / "lock"):  # a resumed server may ask again while the first process still works
+            kept = folder / "replies" / f"{request.step:06d}-{hashlib.sha256(body).hexdigest()}.safetensors"
+            where = f'run {header["run"]}, step {request.step}, "{task}"'
+            if kept.is_file():
+                self._log(f"{where}: asked again, sent the same reply")
+                return kept.read_bytes()
+            started = time.perf_counter()
+            done = self._host(folder).carry_out(self.name, decode(body))
             try:
-                kind.model_validate(table[section])
-            except ValidationError as error:
-                raise explain(error, f"{file}: {section}", kind) from None
-    try:
-        config = SiteConfig.model_validate(table)
-    except ValidationError as error:
-        raise explain(error, str(file), SiteConfig) from None
-    here = file.parent.absolute()
-    found: dict[str, Any] = {"folder": here / config.folder, "socket": here / config.socket}
-    if config.flower is not None:
-        files = {"certificate": here / config.flower.certificate, "key": here / config.flower.key}
-        found["flower"] = config.flower.model_copy(update=files)
-    return config.model_copy(update=found)
+                answer = self._let_out(done, where)
+            except (RefusalError, BudgetError) as error:
+                self._log(f"{where}: kept back, {error}")
+                return failed(error)
+            seconds = time.perf_counter() - started if self.policy.unprotected else 0.0  # may tell of records
+            if not answer["ok"]:
+                return finished(answer, seconds)
+            done.keep()  # of what was kept back, nothing may be built on either
+            return self._kept(finished(answer, seconds), kept, request.step, where)
+
+    def _host(self, folder: Path) -> TaskHost:
+        secret = self._noise_key if self.secret_noise else None
+        store = StateStore(folder / "state", sync=True)
+        return TaskHost(self.data, store, self.device, secret, always_keep=not self.policy.unprotected)
+
+    def _noise_key(self) -> bytes:
+        """The site's key, for the data as it is: the same request gets other noise when a record has come or gone."""
+        return hmac.digest(kept_secret(self.folder / "noise.key"), self._data_print.encode(), "sha256")
+
+    def _let_out(self, done: Carried, where: str) -> dict[str, Any]:
+        """An answer as it may leave, once it has been charged for; refused when policy or budget do not let it.
+
+        A task that failed after its release is charged too: that it failed may tell what it had released. Where nothing
+        may leave unprotected, a task that failed before is answered like one whose reply is kept back.
+        """
+        answer, charged = done.answer, any(guarantee.costs for guarantee in done.guarantees.values())
+        if answer["ok"]:
+            objection = self.policy.objection(answer["fields"].opened(), done.guarantees, done.looked)
+            if objection:
+                self._log(f"{where}: {objection}")
+                raise RefusalError(KEPT_BACK)
+        elif not (self.policy.unprotected or charged or answer["error"] in FOLLOWS_FROM_REQUESTS):
+            self._log(f"{where}: failed\n{answer['traceback'].rstrip()}")
+            raise RefusalError(KEPT_BACK)
+        over = SiteBudget(self.folder / "spent.json", self.policy).charge(done.guarantees)
+        if over:
+            raise BudgetError(over)
+        if not answer["ok"]:
+            self._log(f"{where}: failed\n{answer['traceback'].rstrip()}")
+            fit = answer["error"] in ABOUT_THE_REQUEST
+            message = answer["message"] if fit else READ_THE_LOG
+            return {"ok": False, "error": known_error(answer["error"]), "message": message, "traceback": ""}
+        if self.policy.unprotected:
+            return answer
+        return answer | {"guarantees": {name: g.in_plain_words().as_dict() for name, g in done.guarantees.items()}}
+
+    def _kept(self, reply: bytes, kept: Path, step: int, where: str) -> bytes:
+        """A reply that may leave, noted and kept for the same request asked again."""
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, reply)
+        for old in kept.parent.glob("*.safetensors"):
+            if int(old.name.split("-", 1)[0]) <= step - KEPT_STEPS:
+                old.unlink(missing_ok=True)
+        sent = ", ".join(sorted(decode(reply)["fields"])) or "nothing"
+        self._log(f"{where}: sent {sent} ({len(reply)} bytes)")
+        return reply
+
+    def _checked(self, task: str, header: Mapping[str, Any], body: bytes) -> _Request:
+        """The request, if it is well formed, for this site, and something that this site may do."""
+        if header.get("site") != self.name:
+            raise RefusalError(f'the request is not for this site, "{self.name}"')
+        if not isinstance(header.get("run"), str) or not RUN_KEY.fullmatch(header["run"]):
+            raise RefusalError("the request names no run")
+        reason = self.policy.refusal(task, len(body))
+        if reason:
+            raise RefusalError(reason)
+        try:
+            request = _Request(**decode(body))
+            if request.task != task:
+                raise RefusalError(f'the message says "{task}" and the request inside it says something else')
+            reason = self.policy.kept_here(find_task(task))
+            if reason:
+                raise RefusalError(reason)
+            find_task(task).read_request(request.fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "request"
+            raise RefusalError(f'the request is malformed: "{where}": {first["msg"].lower()}') from None
+        except (PayloadError, TaskError) as error:
+            raise RefusalError(str(error)) from None
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise RefusalError(f"the request is malformed ({type(error).__name__})") from None
+        broken = next(not_finite(request.fields, "fields"), None)
+        if broken:
+            raise RefusalError(f'"{broken}" of the request holds numbers that are not finite')
+        return request
+
+    def _log(self, text: str) -> None:
+        """One entry of the site's own log, which never leaves."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "site.log").open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")
 
 
-@dataclass(frozen=True)
-class SiteData:
-    """The data of one site, under the federation's numbers for the classes."""
-
-    name: str
-    schema: Schema
-    own: ClientData
-
-    def client(self, client: str) -> ClientData:
-        """The site's own data; nobody else's is here."""
-        if client != self.name:
-            raise DataError(f'"{client}" is not this site.')
-        return self.own
-
-    def pooled(self, part: str) -> Dataset:
-        """Nobody holds everybody's data on a network."""
-        raise FedsynthError("Pooled data exists in simulations only: this is one site of a network.")
-
-    @cached_property
-    def counts(self) -> dict[str, list[int]]:
-        """Examples per class in each part."""
-        return {part: getattr(self.own, part).counts(self.schema.classes).tolist() for part in PARTS}
-
-
-def load_site_data(config: SiteConfig) -> SiteData:
-    """Read the site's data and split it; a `DataError` that names what does not fit the federation's schema."""
-    schema = config.schema_.made()
-    if config.rehearsal is not None:
-        pretended = load_federated(config.data, config.rehearsal.partition, config.seed)
-        found, own = pretended.schema, pretended.client(config.rehearsal.client)
-        if (found.shape, found.class_names) != (schema.shape, schema.class_names):
-            raise DataError(f"{config.data.name} does not have the shape and the classes of the [schema].")
-        return SiteData(config.name, schema, replace(own, declared=config.policy.examples))
-    source = load_source(config.data, config.seed)
-    problems = misfits(source, schema)
-    if problems:
-        raise DataError(problems[0])
-    train = renumbered(source.train, source.schema, schema)
-    # What the source calls its test part is this site's test part; otherwise a share is set aside.
-    share = config.data.test if source.test is None else 0.0
-    rows, bounds = split_clients(
-        train.y, [np.arange(len(train))], [config.name], config.data.validation, share, config.seed
-    )
-    cuts = bounds[0]
-    parts = [train.subset(rows[cuts[i] : cuts[i + 1]]) for i in range(3)]
-    if source.test is not None:
-        parts[2] = renumbered(source.test, source.schema, schema)
-    return SiteData(config.name, schema, ClientData(parts[0], parts[1], parts[2], config.policy.examples))
-
-
-def misfits(source: Source, schema: Schema) -> list[str]:
-    """One sentence for each way in which a site's data does not fit the federation's schema."""
-    problems = []
-    if source.schema.shape != schema.shape:
-        problems.append(
-            f"{source.name}: examples have shape {list(source.schema.shape)}, and the federation's have "
-            f"{list(schema.shape)}: set data.image_size or data.shape, or convert them."
-        )
-    held = np.zeros(source.schema.classes, dtype=np.int64)
-    for part in (source.train, source.test):
-        held += part.counts(source.schema.classes) if part is not None else 0
-    strange = [
-        name for name, n in zip(source.schema.class_names, held, strict=True) if n and name not in schema.class_names
-    ]
-    if strange:
-        problems.append(
-            f"{source.name}: the federation has no class {', '.join(strange[:8])}; it has "
-            f"{', '.join(schema.class_names[:20])}: rename the labels, or leave these examples out (data.classes)."
-        )
-    return problems
-
-
-def renumbered(data: Dataset, own: Schema, common: Schema) -> Dataset:
-    """The same examples, labelled with the federation's numbers for the classes."""
-    number = {name: position for position, name in enumerate(common.class_names)}
-    numbers = np.array([number.get(name, -1) for name in own.class_names], dtype=np.int64)
-    return Dataset(data.x, numbers[data.y])
-
-
-def open_site(config: SiteConfig) -> Site:
-    """A site with its data in memory, ready to answer."""
-    import fedsynth.evaluation.views
-    import fedsynth.methods  # noqa: F401 - these register the tasks
-
-    load_plugins(list(config.plugins))
-    data = load_site_data(config)
-    check_ready(data)
-    return Site(
-        config.name,
-        data,
-        config.folder,
-        config.policy,
-        about_site(config, data),
-        config.device,
-        # A rehearsal gives the bits of a simulation, noise included; a policy that is strict is strict there too.
-        secret_noise=config.rehearsal is None or not config.policy.unprotected,
-    )
-
-
-def check_ready(data: SiteData) -> None:
-    """Refuse to take part with nothing: no server is told how much a site has, so none would notice."""
-    if len(data.own.train) == 0:
-        raise DataError(f'Site "{data.name}" has no examples to train on: check the [data] table of its file.')
-
-
-def about_site(config: SiteConfig, data: SiteData) -> dict[str, Any]:
-    """What a site tells before a run, to whoever asks: nothing of how much it has of what, which is for tasks to tell,
-    under the site's policy and with an entry in the ledger."""
-    return {
-        "site": config.name,
-        "fedsynth": package_version(),
-        "code": code_fingerprint(config.plugins),
-        "shape": list(data.schema.shape),
-        "classes": list(data.schema.class_names),
-        "fingerprint": salted_fingerprint(config.folder, data),
-        "rehearsal": config.rehearsal is not None,
-    }
-
-
-def salted_fingerprint(folder: Path, data: SiteData) -> str:
-    """A hash that changes when the data does, and tells nothing of it: the salt stays at the site."""
-    salt = folder / "salt"
-    if not salt.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        salt.write_text(secrets.token_hex(32), encoding="utf-8")
-    digest = hashlib.sha256(salt.read_bytes())
-    for part in PARTS:
-        digest.update(fingerprint(getattr(data.own, part), None, None).encode())
+def _hashed(data: Dataset) -> str:
+    digest = hashlib.sha256()
+    for array in (data.x, data.y):
+        digest.update(repr((array.shape, array.dtype.str)).encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def failed(error: Exception) -> bytes:
+    """The reply of a site that did not carry out a request; the error's sentence must be fit to leave."""
+    return _error(type(error).__name__, str(error))
+
+
+def _error(name: str, message: str) -> bytes:
+    return encode({"ok": False, "error": name, "message": message, "traceback": ""})
+
+
+def known_error(name: str) -> str:
+    """The class of an error, if it is one of Python's or of fedsynth's: a name made up in a task could carry data."""
+    ours: list[type] = [FedsynthError]
+    for kind in ours:  # grows as it is gone through: all that inherit from it
+        ours += kind.__subclasses__()
+    known = {kind.__name__ for kind in ours if kind.__module__.split(".")[0] == "fedsynth"}
+    python = getattr(builtins, name, None)
+    return name if name in known or (isinstance(python, type) and issubclass(python, Exception)) else "Exception"

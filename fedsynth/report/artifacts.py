@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsynth.csv_files import read_rows, write_csv
 from fedsynth.data.described import RunData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record
+from fedsynth.federation.store import write_json
+from fedsynth.report.csv_files import read_rows, write_csv
 from fedsynth.report.plots import plot_clients, plot_curves, plot_matrix, plot_split, plot_timeline
-from fedsynth.runfolder import write_json
 
 SPLIT_PICTURE_CLIENTS = 100
 TIMELINE_BARS = 20_000  # in the picture of who worked when

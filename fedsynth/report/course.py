@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedsynth.components.class_counts import count_classes
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.timeline import ANSWERED, KEPT_ROWS
-from fedsynth.methods.class_counts import count_classes
 from fedsynth.privacy import ledger_words
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Code, Figure, Table, Words, megabytes, percent, seconds

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedsynth.components.class_counts import count_classes
 from fedsynth.data.described import RunData
 from fedsynth.federation.participation import EVALUATION, Participation
-from fedsynth.methods.class_counts import count_classes
 
 NOTABLE = 0.5  # a client that holds this share of a class's training examples is named with the class
 

@@ -13,12 +13,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedsynth import __version__
 from fedsynth.errors import ConfigError
 from fedsynth.federation.store import write_atomically
 from fedsynth.report import course, holdings, outcome, side_by_side
 from fedsynth.report.blocks import Section, section
 from fedsynth.report.reading import RunRecord, pick, read_inside, read_run
-from fedsynth.runfolder import package_version
 
 STYLES = {"finished": "good", "running": "warn", "failed": "bad", "interrupted": "warn"}
 
@@ -39,7 +39,7 @@ class Page:
     def html(self) -> str:
         """The page as one string."""
         page = _environment().get_template("page.html.j2")
-        return page.render(**vars(self), css=_style(), footer=f"Made by fedsynth {package_version()}.")
+        return page.render(**vars(self), css=_style(), footer=f"Made by fedsynth {__version__}.")
 
 
 @functools.cache

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsynth.csv_files import read_rows
 from fedsynth.errors import ConfigError
+from fedsynth.report.csv_files import read_rows
 
 LARGEST = 64_000_000  # bytes of a file that is read
 AT_ONCE = ("config.json", "versions.json", "manifest.json")  # written before the first round

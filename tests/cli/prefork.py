@@ -17,6 +17,7 @@ import torch._dynamo
 import torch.utils.tensorboard  # noqa: F401
 
 from fedsynth import cli
+from fedsynth.cli import app  # noqa: F401 - the imports to be paid for once
 
 
 def become(order: dict) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedsynth.advice import recommend
-from fedsynth.advise import Question, advise
-from fedsynth.cli import app
-from fedsynth.config import make_experiment
+from fedsynth.cli.app import app
 from fedsynth.errors import ConfigError
-from fedsynth.histograms import ask_histograms, believed, read_histograms, scaled
-from fedsynth.runner import load_data
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.runner import load_data
+from fedsynth.studies.advise import Question, advise
+from fedsynth.studies.histograms import ask_histograms, believed, read_histograms, scaled
+from fedsynth.studies.recommendation import recommend
 
 TRAINING = {"local_epochs": 5, "batch_size": 8}
 QUICK = {"model": {"name": "mlp", "hidden": [32]}, "train": TRAINING, "engine": {"workers": 1}}

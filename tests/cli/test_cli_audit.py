@@ -12,9 +12,9 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 import fedsynth
-from fedsynth.audit import audit_run
-from fedsynth.cli import app
-from fedsynth.methods.latent_release import Calibration
+from fedsynth.audit.run import audit_run
+from fedsynth.cli.app import app
+from fedsynth.methods.feddpms.latent_release import Calibration
 
 SMALL = {
     "data": {"name": "digits", "limit": 320, "validation": 0.25, "test": 0.25},
@@ -109,7 +109,7 @@ def test_published_means_are_judged_by_three_readings(tmp_path: Path) -> None:
 LEAKING = '''
 import torch
 from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, method, task
-from fedsynth.methods.settings import MethodConfig
+from fedsynth.components.settings import MethodConfig
 from fedsynth.privacy import GaussianEvent, Guarantee
 
 class LeakConfig(MethodConfig):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedsynth.compare import compare_methods
 from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import all_methods, find_method
+from fedsynth.studies.compare import compare_methods
 
 PLUGIN = """
 from typing import Literal
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.methods.fedprox import ProximalRule
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
 
 CONTROLS = {
     "without synthesis": {"synthetic": "none"},

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import fedsynth as package
-from fedsynth.compare import finish_comparison
-from fedsynth.dashboard import make_server
 from fedsynth.errors import ConfigError
+from fedsynth.experiment.folder import code_fingerprint, fingerprint
+from fedsynth.report.dashboard import make_server
 from fedsynth.report.reading import read_run
-from fedsynth.runfolder import code_fingerprint, fingerprint
+from fedsynth.studies.compare import finish_comparison
 
 PLUGIN = """
 from pathlib import Path
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
 
 Path({witness!r}).touch()
 

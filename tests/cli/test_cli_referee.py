@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedsynth.config import make_experiment
 from fedsynth.errors import FedsynthError, UserError
+from fedsynth.experiment.config import make_experiment
 from fedsynth.federation.methods import all_methods, find_method
-from fedsynth.side_work import side_by_side
-from fedsynth.tuning import search_space, tune
+from fedsynth.studies.processes import side_by_side
+from fedsynth.studies.tuning import search_space, tune
 
 METHODS = ("--methods", "fedavg,fedprox", "--seeds", "2", "--no-references")
 

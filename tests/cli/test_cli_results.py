@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsynth.config import make_experiment
-from fedsynth.export import export_run
-from fedsynth.runner import load_data
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.export import export_run
+from fedsynth.experiment.runner import load_data
 
 PLUGIN = """
 import torch
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
 
 @method("showing", config=LoopConfig)
 def showing(fed: Federation, cfg: LoopConfig) -> Outcome:

@@ -287,7 +287,7 @@ def test_two_damaged_checkpoints_are_refused(fedsynth, copy):
 
 PLUGIN = """
 from fedsynth.federation import Client, Done, Federation, Outcome, State, method, task
-from fedsynth.methods.settings import MethodConfig
+from fedsynth.components.settings import MethodConfig
 
 @task
 def stumble(client: Client) -> Done:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from fedsynth.cli import app
+from fedsynth.cli.app import app
 
 SMALL = ["data.limit=120", "model.name=mlp", "train.rounds=1", "partition.num_clients=4"]
 

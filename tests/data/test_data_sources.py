@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsynth import archives
+from fedsynth.data import archives
 from fedsynth.data.config import DataConfig, parse_data
 from fedsynth.data.sources import load_source, load_sources
 from fedsynth.errors import ConfigError, DataError

@@ -19,13 +19,13 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedsynth
-from fedsynth.audit_trials import put_to_the_test
-from fedsynth.cli import app
-from fedsynth.config import make_experiment, override
+from fedsynth.audit.trials import put_to_the_test
+from fedsynth.cli.app import app
 from fedsynth.data.dataset import Schema
-from fedsynth.engines.policy import SitePolicy
+from fedsynth.experiment.config import make_experiment, override
 from fedsynth.federation.methods import all_methods
 from fedsynth.federation.tasks import all_tasks
+from fedsynth.network.policy import SitePolicy
 from fedsynth.privacy import GaussianEvent, Guarantee
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsynth.config import make_experiment
-from fedsynth.runner import load_data
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.runner import load_data
 
 FILES = sorted((Path(__file__).parents[2] / "examples").glob("pfl_*.toml"))
 CLIENTS = {"label_skew": [20], "two_data_sets": [10, 10], "letters": [5, 5], "three_data_sets": [3, 3, 3]}

@@ -6,12 +6,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedsynth.components.loop import start_weights, train
+from fedsynth.components.settings import TrainConfig
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.federation import Client, Policy, QuorumError, Reply, State, leaves, task
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
-from fedsynth.methods.loop import start_weights, train
-from fedsynth.methods.settings import TrainConfig
 
 LENIENT = Policy(quorum=0.0)
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from fedsynth.components.settings import TrainConfig
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.federation import Client, Done, Federation, Policy, Reply, leaves, task
 from fedsynth.federation.host import TaskHost
@@ -21,7 +22,6 @@ from fedsynth.federation.methods import find_method
 from fedsynth.federation.payload import encode
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import ModelSpec
-from fedsynth.methods.settings import TrainConfig
 
 LENIENT = Policy(quorum=0.0)
 

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 import fedsynth
-from fedsynth.config import Experiment, make_experiment
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.views import client_tallies, final_evaluation, judges
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.progress import Quiet
+from fedsynth.experiment.recorder import Recorder
 from fedsynth.federation import Federation, Outcome
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import instantiate
-from fedsynth.progress import Quiet
-from fedsynth.recorder import Recorder
 
 BASELINES = ["fedavg", "fedbn", "fedmix", "fedopt", "finetune", "local", "moon", "qffl", "scaffold", "centralised"]
 

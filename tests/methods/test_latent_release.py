@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsynth.methods.latent_release import (
+from fedsynth.methods.feddpms.latent_release import (
     COUNT_WEIGHT,
     MOMENT_WEIGHT,
     Calibration,

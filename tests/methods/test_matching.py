@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsynth.methods.matching import abundant_classes, decidedly_scarce, match, scarce_classes
+from fedsynth.methods.feddpms.matching import abundant_classes, decidedly_scarce, match, scarce_classes
 
 
 def rng(seed: int = 0) -> np.random.Generator:

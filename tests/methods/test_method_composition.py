@@ -10,9 +10,9 @@ import pytest
 from by_hand import LINEAR, close, theta
 from federations import SMALL, Finished, farthest, same_bits, some_clients
 
-from fedsynth.config import make_experiment, override
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError, UserError
+from fedsynth.experiment.config import make_experiment, override
 
 RunMethod = Callable[..., Finished]
 

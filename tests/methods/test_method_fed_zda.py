@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsynth
+from fedsynth.components.ablations import stand_ins
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.learning.models import build_model
 from fedsynth.learning.statistics import measure_batch_norm
-from fedsynth.methods.controls import stand_ins
 from fedsynth.methods.fed_zda import ZeroShotData, spread
 from fedsynth.seeding import generator
 

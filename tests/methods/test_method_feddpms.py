@@ -11,13 +11,13 @@ from federations import SMALL, Clients, Finished, same_bits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsynth.components.ablations import stand_ins
 from fedsynth.errors import UserError
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.tasks import find_task
-from fedsynth.methods.augmenting import shortage
-from fedsynth.methods.autoencoding import DECODER, LATENT
-from fedsynth.methods.controls import stand_ins
 from fedsynth.methods.feddpms import FedDpmsConfig
+from fedsynth.methods.feddpms.augmenting import shortage
+from fedsynth.methods.feddpms.autoencoding import DECODER, LATENT
 from fedsynth.privacy import PrivacyConfig
 
 PAPER = {"form": "published", "classes": 2, "sigma": 0.3, "quota": 6}

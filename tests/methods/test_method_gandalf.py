@@ -13,14 +13,14 @@ import pytest
 import torch
 from federations import SMALL, Clients, Finished, same_bits
 
+from fedsynth.components.sequential import MediatedConfig, mediated_loop
+from fedsynth.components.settings import TrainConfig
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import UserError
 from fedsynth.federation import Client, Policy, Reply, leaves, task
 from fedsynth.federation.methods import find_method
-from fedsynth.methods.gan_handoff import flat
-from fedsynth.methods.gandalf_settings import GandalfConfig
-from fedsynth.methods.mediated import MediatedConfig, mediated_loop
-from fedsynth.methods.settings import TrainConfig
+from fedsynth.methods.gandalf.handoff import flat
+from fedsynth.methods.gandalf.settings import GandalfConfig
 from fedsynth.privacy import PrivacyConfig, ledger_words
 
 QUICK: dict[str, Any] = {"gan_steps": 4, "visit_steps": 2, "gan_channels": 2, "gan_latent": 4, "gan_batch_size": 8}

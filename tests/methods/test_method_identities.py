@@ -11,13 +11,13 @@ import pytest
 import torch
 from federations import SMALL, Clients, Finished, farthest, run, same_bits, some_clients
 
+from fedsynth.components.loop import start_weights
 from fedsynth.data.dataset import Dataset
 from fedsynth.data.federated import FederatedData
 from fedsynth.learning.models import instantiate
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import fit
 from fedsynth.learning.weights import weights_of
-from fedsynth.methods.loop import start_weights
 from fedsynth.seeding import generator
 
 RunMethod = Callable[..., Finished]

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from federations import SMALL, Clients, Finished, same_bits
 
+from fedsynth.components.loop import start_weights
 from fedsynth.data.federated import FederatedData
 from fedsynth.evaluation.views import client_tallies
 from fedsynth.learning.models import ModelSpec
-from fedsynth.methods.loop import start_weights
 
 NET = SMALL["zda_cnn"]
 STATISTICS = [f"body.{layer}.running_{kind}" for layer in (1, 4) for kind in ("mean", "var")]

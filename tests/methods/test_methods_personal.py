@@ -12,10 +12,10 @@ from federations import SMALL, Clients, Finished, same_bits
 from test_method_pfl_gan import QUICK as GANS
 from test_method_pfl_gan import two_worlds
 
+from fedsynth.components.loop import start_model
 from fedsynth.errors import UserError
 from fedsynth.evaluation.views import client_tallies
 from fedsynth.methods.faug import Distilled, others_mean
-from fedsynth.methods.loop import start_model
 from fedsynth.methods.references import balanced_rows
 from fedsynth.methods.rfa_rfd import trust_in
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from federations import SMALL, Finished, farthest, same_bits, some_clients
 
+from fedsynth.components.class_counts import LET_OUT
 from fedsynth.data.federated import FederatedData
-from fedsynth.methods.class_counts import LET_OUT
 from fedsynth.methods.logit_adjustment import LogitAdjustmentRule
 from fedsynth.privacy import PrivacyConfig, SampledGaussianEvent, epsilon
 from fedsynth.privacy.discrete import discrete_gaussian_histogram

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsynth.methods.similarity import (
+from fedsynth.methods.pfl_gan.similarity import (
     clear_groups,
     divergences,
     groups,

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsynth.network.client_app import SiteApp
-from fedsynth.network.site import open_site, read_site
+from fedsynth.network.site_config import open_site, read_site
 
 App = Callable[[Message, Context], Message]
 

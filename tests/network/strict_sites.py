@@ -11,9 +11,9 @@ import numpy as np
 import fedsynth.evaluation.views
 import fedsynth.methods  # noqa: F401 - these register the tasks
 from fedsynth.data.dataset import ClientData, Dataset, Schema
-from fedsynth.engines.policy import SitePolicy
-from fedsynth.engines.site import Site
 from fedsynth.federation.payload import decode, encode
+from fedsynth.network.policy import SitePolicy
+from fedsynth.network.site import Site
 
 SHAPE = (1, 4, 4)
 CLASSES = 3

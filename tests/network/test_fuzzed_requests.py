@@ -23,11 +23,13 @@ from hypothesis import strategies as st
 from strict_sites import CLASSES, NAME, SHAPE, ask, records, strict, tiny_site
 from well_formed import REQUESTS, requests
 
-from fedsynth.engines.site import Site
+from fedsynth.components import class_counts
+from fedsynth.components import update_privacy as protection
 from fedsynth.federation import Client
 from fedsynth.federation.payload import encode
 from fedsynth.federation.tasks import all_tasks, find_task
-from fedsynth.methods import class_counts, latent_release, protection
+from fedsynth.methods.feddpms import latent_release
+from fedsynth.network.site import Site
 from fedsynth.privacy import Spending, dpsgd, epsilon, secure_sum
 from fedsynth.privacy.guarantee import Guarantee
 from fedsynth.seeding import generator

@@ -15,13 +15,13 @@ import torch
 from pydantic import ValidationError
 from strict_sites import CLASSES, SHAPE, TinyData, ask, strict, tiny_site
 
-from fedsynth.engines.policy import SiteBudget, SitePolicy
-from fedsynth.engines.site import Site
+from fedsynth.components.loop import start_weights
 from fedsynth.federation import Client, Done, Reply, leaves, task
 from fedsynth.federation.tasks import all_tasks
 from fedsynth.learning.models import ModelSpec
-from fedsynth.methods.autoencoding import VaeSpec, start_vae
-from fedsynth.methods.loop import start_weights
+from fedsynth.methods.feddpms.autoencoding import VaeSpec, start_vae
+from fedsynth.network.policy import SiteBudget, SitePolicy
+from fedsynth.network.site import Site
 from fedsynth.privacy import GaussianEvent, Guarantee, Spending, epsilon
 from fedsynth.synthesis.gan import GanSpec, build_gan
 

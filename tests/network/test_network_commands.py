@@ -14,11 +14,11 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner, Result
 
-from fedsynth.cli import app
-from fedsynth.config import load_experiment
+from fedsynth.cli.app import app
 from fedsynth.errors import ConfigError, UserError
-from fedsynth.network.site import read_site
-from fedsynth.runner import run_experiment
+from fedsynth.experiment.config import load_experiment
+from fedsynth.experiment.runner import run_experiment
+from fedsynth.network.site_config import read_site
 
 Files = Callable[..., dict[str, Path]]
 

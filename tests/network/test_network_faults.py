@@ -24,7 +24,7 @@ from fedsynth.federation.store import StateStore
 from fedsynth.network.client_app import SiteApp
 from fedsynth.network.door import BrokenOffError, ClosedDoorError
 from fedsynth.network.serve import Nobody, serve_run
-from fedsynth.network.site import open_site, read_site
+from fedsynth.network.site_config import open_site, read_site
 from fedsynth.report.coverage import missed_words
 
 Files = Callable[..., dict[str, Path]]

@@ -15,13 +15,14 @@ from grids import InProcessGrid
 from safetensors.torch import load_file
 from sites import tables
 
-from fedsynth.config import make_experiment
 from fedsynth.engines.envelope import digest, envelope, opened, sealed
 from fedsynth.errors import UserError
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.folder import RunFolder
+from fedsynth.experiment.runner import RunResult, run_experiment
 from fedsynth.federation.payload import decode, encode
+from fedsynth.federation.store import write_json
 from fedsynth.network.serve import serve_run
-from fedsynth.runfolder import RunFolder, write_json
-from fedsynth.runner import RunResult, run_experiment
 
 Files = Callable[..., dict[str, Path]]
 SMALL_CNN = {"name": "cnn", "channels": [4, 6], "hidden": [8]}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sites import DIGITS, site_file
 
-from fedsynth.config import EngineConfig
+from fedsynth.experiment.config import EngineConfig
 from fedsynth.network.deploy import Federation, write_federation
 from fedsynth.network.launch import connection
 from fedsynth.network.loopback import START, Loopback, free_port, wait_for

@@ -17,11 +17,11 @@ import pytest
 import torch
 from sites import DIGITS, site_file, tables
 
-from fedsynth.config import make_experiment
 from fedsynth.errors import FedsynthError, UserError
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.runner import RunResult, resume_run, run_experiment
 from fedsynth.network.deploy import Federation, write_federation
 from fedsynth.network.loopback import Loopback, wait_for
-from fedsynth.runner import RunResult, resume_run, run_experiment
 
 SITES = ("0", "1", "2")
 CNN = {"name": "cnn", "channels": [4, 6], "hidden": [8]}

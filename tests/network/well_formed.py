@@ -10,10 +10,10 @@ import torch
 from hypothesis import strategies as st
 from strict_sites import CLASSES, NAME, SHAPE, TinyData
 
+from fedsynth.components.loop import start_weights
+from fedsynth.components.slots import LocalData, LocalRule
 from fedsynth.learning.models import ModelSpec
-from fedsynth.methods.autoencoding import VaeSpec, start_vae
-from fedsynth.methods.loop import start_weights
-from fedsynth.methods.slots import LocalData, LocalRule
+from fedsynth.methods.feddpms.autoencoding import VaeSpec, start_vae
 from fedsynth.synthesis.autoencoder import build_autoencoder
 from fedsynth.synthesis.gan import GanSpec, build_gan
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsynth
-from fedsynth.compare import own_accuracies
-from fedsynth.csv_files import plain_cell, read_rows, safe_cell, write_csv
+from fedsynth.report.csv_files import plain_cell, read_rows, safe_cell, write_csv
 from fedsynth.report.reading import read_run
+from fedsynth.studies.compare import own_accuracies
 
 FORMULA = "=cmd|' C calc'!A0"
 

@@ -15,8 +15,8 @@ from browser import chromium, faults_of, opened
 from folders import put, write_run
 from test_report_browser import NOTHING_WRONG
 
-from fedsynth.dashboard import Dashboard, make_server
 from fedsynth.errors import ConfigError
+from fedsynth.report.dashboard import Dashboard, make_server
 
 SECRET = "nobody may read this"
 

@@ -1,0 +1,1 @@
+"""Can a claim about privacy be refuted? Neighbouring data sets, membership, lower bounds."""

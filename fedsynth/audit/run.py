@@ -1,0 +1,221 @@
+"""Puts the claims of a finished run to the test: one row for each release in its ledger, and attacks on what it gave.
+
+An audit can refute a claim, never prove one: that nothing was found says that these attacks found nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+import fedsynth.audit.task_trials  # noqa: F401  (declares the trials of the package's own tasks)
+from fedsynth.audit.members import (
+    Attack,
+    attack_images,
+    attack_model,
+    closest_record,
+    members_and_others,
+    synthetic_images,
+)
+from fedsynth.audit.trials import put_to_the_test
+from fedsynth.data.dataset import Schema
+from fedsynth.data.federated import FederatedData
+from fedsynth.errors import ConfigError
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.folder import code_fingerprint
+from fedsynth.experiment.plugins import check_trusted
+from fedsynth.experiment.runner import load_data
+from fedsynth.federation.tasks import TaskError, find_task
+from fedsynth.federation.trials import Trial
+from fedsynth.privacy import Guarantee, Ledger, epsilon_bound
+from fedsynth.report.reading import RunRecord, pick, read_run
+from fedsynth.seeding import generator
+
+NEVER_PROVES = "An audit can refute a claim, never prove one: where nothing was found, these tests found nothing."
+NOTHING_CLAIMED = "nothing is claimed"
+CONSTANT = "a constant: nothing to test"
+NO_TRIAL = "not tested: the task declares no trial of this claim (docs/audit.md tells how to)"
+OTHER_CODE = "The run was made by other code than what is installed here, and what is installed is what was tested."
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found: rows by release, attacks, a screen of synthetic images, and what could not be done."""
+
+    rows: list[dict[str, Any]]
+    attacks: list[Attack]
+    screen: dict[str, Any] | None
+    skipped: list[str]
+
+    @property
+    def refuted(self) -> list[str]:
+        """The releases whose claim does not hold."""
+        return [row["release"] for row in self.rows if row["refuted"]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "rows": self.rows,
+            "membership": [attack.row() for attack in self.attacks],
+            "closest_record": self.screen,
+            "skipped": self.skipped,
+            "refuted": self.refuted,
+            "note": NEVER_PROVES,
+        }
+
+
+def audit_run(
+    folder: Path,
+    runs: int = 1000,
+    confidence: float = 0.95,
+    say: Say = lambda text: None,
+    trust_plugins: bool = False,
+) -> Audit:
+    """Audit a finished run by its folder. Like a resume, it executes the run's plug-ins only where they are trusted."""
+    run = read_run(folder)
+    if run.state != "finished":
+        raise ConfigError(f'"{run.path}" is not finished ({run.state}): an audit needs its ledger and its model.')
+    check_trusted(run.path, trust_plugins, run.config.get("plugins"))
+    experiment = make_experiment(run.config)
+    try:
+        ledger = Ledger.from_dict(run.participation["ledger"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f'"{run.path}" has no ledger that can be read ({error}).') from None
+    data, why = _data_of(run, experiment)
+    shape, classes = pick(run.manifest, "shape"), pick(run.manifest, "classes")
+    if not isinstance(shape, list) or not isinstance(classes, list | int):
+        raise ConfigError(f'"{run.path}" has no manifest that can be read: it must tell the shape and the classes.')
+    schema = Schema(tuple(shape), classes if isinstance(classes, int) else len(classes))
+    rows = _Releases(experiment, ledger, schema, runs, confidence, say).rows()
+    attacks, screen, skipped = _attacks(run, experiment, data, why, confidence, say)
+    if pick(run.versions, "code") != code_fingerprint(experiment.plugins):
+        skipped = [OTHER_CODE, *skipped]
+    return Audit(rows, attacks, screen, skipped)
+
+
+def _data_of(run: RunRecord, experiment: Experiment) -> tuple[FederatedData | None, str]:
+    """The run's data, or why it is not here."""
+    if experiment.engine.name == "flower":
+        return None, "the data is at the sites of a network"
+    data = load_data(experiment)
+    if run.split != data.split_fingerprint():
+        return None, "the data is not the one that the run was made with"
+    return data, ""
+
+
+# -- releases -------------------------------------------------------------------------------------------------------
+
+
+class _Releases:
+    """The rows of the ledger, one for each release and kind of proof: that of the client with the largest ε."""
+
+    def __init__(
+        self, experiment: Experiment, ledger: Ledger, schema: Schema, runs: int, confidence: float, say: Say
+    ) -> None:
+        self.cfg, self.ledger, self.schema = experiment.method_config(), ledger, schema
+        self.runs, self.confidence, self.say = runs, confidence, say
+        self.delta, self.seed = experiment.privacy.delta, experiment.seed
+        self.guarantees: dict[str, list[Guarantee]] = {}
+        for task, fields in ledger.parcels:
+            for name, number in fields:
+                if number is not None:
+                    self.guarantees.setdefault(f"{task}.{name}", []).append(ledger.guarantees[number])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """In the order of the ledger; a release that is read in three ways has three."""
+        worst: dict[tuple[str, str, str], dict[str, Any]] = {}
+        for row in self.ledger.rows(self.delta):
+            key = (row["release"], row["unit"], row["adjacency"])
+            if row["kind"] == "release" and (row["epsilon"] or 0) >= (worst.get(key, row)["epsilon"] or 0):
+                worst[key] = row
+        return [audited for row in worst.values() for audited in self._audited(row)]
+
+    def _audited(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        left_out = ("kind", "field", "claimed", "clients")
+        base = {key: value for key, value in row.items() if key not in left_out} | {"client": row["clients"][0]}
+        given = self.guarantees.get(row["release"], [])
+        if not any(g.proven for g in given):
+            trials = self._trials(row["task"], given[0]) if given and given[0].claimed else []
+            return [base | self._test(trial, row["what"]) for trial in trials] or [base | _untested(NOTHING_CLAIMED)]
+        guarantee = max((g for g in given if g.proven), key=lambda g: epsilon_bound(g.events, self.delta))
+        if guarantee.free:
+            return [base | _untested(CONSTANT)]
+        found = [self._test(trial, row["what"]) for trial in self._trials(row["task"], guarantee)]
+        return [base | test for test in found] or [base | _untested(NO_TRIAL)]
+
+    def _trials(self, task: str, guarantee: Guarantee) -> Sequence[Trial]:
+        """What the task that ran declares about itself; nothing where it is not installed here."""
+        try:
+            make = find_task(task).make_trials
+        except TaskError:
+            return []
+        return [] if make is None else make(guarantee, self.cfg, self.schema)
+
+    def _test(self, trial: Trial, what: str) -> dict[str, Any]:
+        self.say(f"neighbouring data sets: {what} ({trial.how})")
+        rng = generator(self.seed, "audit", trial.how)
+        found = put_to_the_test(trial, self.runs, self.delta, self.confidence, rng)
+        return {
+            "verdict": "refuted" if found.refuted else "not refuted",
+            "audit": trial.how,
+            "releases": trial.rounds,
+            "claimed": found.claim.get(self.delta),
+            "lower_bound": found.bound.epsilon,
+            "confidence": found.bound.confidence,
+            "runs": self.runs,
+            "refuted": found.refuted,
+        }
+
+
+def _untested(why: str) -> dict[str, Any]:
+    return {
+        "verdict": "not tested" if why == NO_TRIAL else why,
+        "audit": why,
+        "releases": 0,
+        "claimed": None,
+        "lower_bound": None,
+        "confidence": None,
+        "runs": 0,
+        "refuted": False,
+    }
+
+
+# -- attacks --------------------------------------------------------------------------------------------------------
+
+
+def _attacks(
+    run: RunRecord, experiment: Experiment, data: FederatedData | None, why: str, confidence: float, say: Say
+) -> tuple[list[Attack], dict[str, Any] | None, list[str]]:
+    """Membership inference on the final model and on synthetic images; what could not be attacked, and why."""
+    if data is None:
+        return [], None, [f"Membership inference: {why}."]
+    members, others = members_and_others(data, generator(experiment.seed, "audit", "members"))
+    if min(len(members[1]), len(others[1])) < 2:
+        return [], None, ["Membership inference: the clients have no validation and test parts to compare with."]
+    attacks, skipped, screen = [], list[str](), None
+    weights = _weights(run.path)
+    if weights is None:
+        skipped.append("Membership inference on the model: the run has no whole global model.")
+    else:
+        say("membership inference on the final model")
+        attacks += attack_model(weights, experiment.model_spec, data, members, others, confidence)
+    images = synthetic_images(run.path, tuple(data.schema.shape))
+    if len(images):
+        say("membership inference on synthetic images")
+        attacks.append(attack_images(images, members, others, confidence))
+        screen = closest_record(images, members, others, confidence)
+    else:
+        skipped.append("Membership inference on synthetic images: the run kept none.")
+    return attacks, screen, skipped
+
+
+def _weights(folder: Path) -> dict[str, Tensor] | None:
+    file = folder / "model.safetensors"
+    return dict(load_file(file)) if file.is_file() else None

@@ -1,0 +1,391 @@
+"""The trials of what the package's own tasks claim: at which records each can least hide what it must hide.
+
+Each runs the task's own code. Where what leaves is made of something else that is protected (a generator, of its
+critic; a masked number, of the number), the trial looks at that: an attacker who sees more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsynth.components.class_counts import LET_OUT, count_classes
+from fedsynth.components.loop import start_weights, train, train_masked
+from fedsynth.components.private_gan import private_gan_fit
+from fedsynth.components.slots import Plain
+from fedsynth.components.update_privacy import NOISE, Protection, chosen_protection, with_server_noise
+from fedsynth.data.dataset import Dataset, Schema
+from fedsynth.federation import Client
+from fedsynth.federation.trials import FAR, Trial, flat_numbers
+from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.optimizers import LocalTraining
+from fedsynth.methods.feddpms.augmenting import share_statistics, train_augmented
+from fedsynth.methods.feddpms.autoencoding import LATENT, VaeNet, VaeSpec, start_vae
+from fedsynth.methods.feddpms.latent_release import COUNT_WEIGHT, Calibration, noisy_means
+from fedsynth.methods.gandalf.visits import train_gan_visit
+from fedsynth.methods.pfl_gan.client_gans import train_own_gan
+from fedsynth.privacy import Event, Guarantee, SampledGaussianEvent, gaussian_epsilon
+from fedsynth.privacy.config import SMALLEST
+from fedsynth.synthesis.gan import Gan, GanSpec, GanTraining, build_gan
+from fedsynth.synthesis.gan_nets import Critic
+
+OTHERS = 3  # records that are the same in both data sets
+SURE_OF = 10.0  # a score so far above the others that a network is certain
+PUBLISHED_EPSILON = 1.21  # the largest that FedDPMS's paper claims for its settings (0.93 to 1.21)
+PUBLISHED_SIGMA = 3.0  # the smallest σ of those settings
+
+
+def labelled(x: np.ndarray, labels: Sequence[int]) -> Dataset:
+    """Examples as a client holds them."""
+    return Dataset(x.astype(np.float32), np.array(labels, dtype=np.int64))
+
+
+# -- protected updates ----------------------------------------------------------------------------------------------
+
+
+@train.trial
+def update_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+    """Of DP-SGD, and of clipped updates."""
+    protection = chosen_protection(cfg)
+    if protection is None or not protection.proves:
+        return []
+    first = guarantee.events[0]
+    if isinstance(first, SampledGaussianEvent):
+        fixed = protection.model_copy(update={"noise": first.noise, "target": None})
+        return [dpsgd_trial(fixed, schema.classes, sampled=first.rate < 1)]
+    return [clipped_trial(protection, schema.classes, guarantee.events)]
+
+
+train_masked.trial(update_trials)
+
+
+def linear(classes: int, round_: int) -> dict[str, Tensor]:
+    """A linear network with as many inputs as classes: first it knows nothing, then it takes each class for the next.
+
+    So a record of class k that has input k alone moves it by as much both times, and into another direction. Of two
+    classes there is one direction only: then the second network is right, and the record adds nothing.
+    """
+    weight = torch.zeros((classes, classes))
+    if round_ % 2 == 0:
+        weight = SURE_OF * torch.eye(classes).roll(1 if classes > 2 else 0, dims=0)
+    return {"head.weight": weight, "head.bias": torch.zeros(classes)}
+
+
+def trained_update(client: Client, protection: Protection, training: LocalTraining) -> np.ndarray:
+    """One request to train."""
+    model = linear(client.schema.classes, client.round)
+    spec = ModelSpec(name="mlp", hidden=())
+    reply = train(client, model, spec, training, Plain().as_dict(), "nothing", {}, protection)
+    return flat_numbers(reply.fields()["model"], model) / training.lr
+
+
+def towards_class(label: int, round_: int, classes: int) -> np.ndarray:
+    """Where a record of this class, at its own input alone, moves the linear network of a round."""
+    scores = linear(classes, round_)["head.weight"][:, label]
+    moved = torch.zeros((classes, classes))
+    moved[:, label] = -(FAR * scores).softmax(0)
+    moved[label, label] += 1
+    direction = torch.cat([torch.zeros(classes), moved.flatten()])  # bias, weight: in the order of their names
+    return (direction / direction.norm().clamp_min(1e-9)).numpy()
+
+
+def far_record(label: int, classes: int, sign: float = 1.0) -> np.ndarray:
+    """A record whose gradient is far longer than any clip."""
+    x = np.zeros((1, classes))
+    x[0, label] = sign * FAR
+    return x
+
+
+def dpsgd_trial(protection: Protection, classes: int, sampled: bool) -> Trial:
+    """A record with a gradient as long as allowed comes to records with none but for the bias."""
+    size = 2 if sampled else 1
+    # The rate is so small that the network stays what it was: every step adds the same.
+    training = LocalTraining(epochs=1, batch_size=1, lr=1e-9 / (FAR * max(1.0, protection.clip * protection.std)))
+
+    def neighbours(label: int) -> tuple[Dataset, Dataset]:
+        rest, of = np.zeros((OTHERS, classes)), [0] * OTHERS
+        record = far_record(label, classes) * max(1.0, protection.clip)
+        return labelled(rest, of), labelled(np.concatenate([record, rest]), [label, *of])
+
+    rate = "half of the batches" if sampled else "every batch"
+    return Trial(
+        how=f"DP-SGD without and with a record at the clip, in {rate}",
+        schema=Schema((classes,), classes),
+        neighbours=neighbours,
+        release=lambda client, label: trained_update(client, protection, training),
+        declared=size,
+        towards=lambda label, round_: towards_class(label, round_, classes),
+        events=(SampledGaussianEvent(rate=1 / size, noise=protection.multiplier, steps=size),),
+    )
+
+
+def clipped_trial(protection: Protection, classes: int, events: tuple[Event, ...]) -> Trial:
+    """Two opposite updates; with noise at the server, a client that is there or is not."""
+    training = LocalTraining(epochs=1, batch_size=1, lr=max(1.0, protection.clip))
+    at_server = protection.noise_at == "server"
+
+    def neighbours(label: int) -> tuple[Dataset, Dataset]:
+        there = labelled(far_record(label, classes), [label])
+        return (there.subset(np.zeros(0, np.int64)) if at_server else labelled(-there.x, [label])), there
+
+    def release(client: Client, label: int) -> np.ndarray:
+        moved = trained_update(client, protection, training)
+        if not at_server:
+            return moved
+        total = {"all": torch.from_numpy(moved * training.lr)}
+        noise = client.noise_rng(f"{NOISE} of the server")
+        return with_server_noise(total, ["all"], 1, protection, noise)["all"].numpy()
+
+    pair = "the sum without and with a client" if at_server else "an update against the opposite one"
+    return Trial(
+        how=f"{pair}, longer than the clip",
+        schema=Schema((classes,), classes),
+        neighbours=neighbours,
+        release=release,
+        towards=lambda label, round_: towards_class(label, round_, classes),
+        events=events,
+    )
+
+
+# -- private GANs ---------------------------------------------------------------------------------------------------
+
+SHAPE = (1, 4, 4)
+SPEC = GanSpec(channels=2, latent=8)
+MANY = 99  # records that stand behind the one in question
+
+
+def gan_records(label: int, classes: int, others: int) -> tuple[Dataset, Dataset]:
+    """Without and with a record, which stands first: whatever is dealt by position moves on by one.
+
+    The others are dark and bright in turn: beside a dark one the made image shows, beside a bright one it does not.
+    """
+    rest = np.zeros((others, *SHAPE))
+    rest[1::2] = FAR
+    of = [(label + 1) % classes] * len(rest)
+    return labelled(rest, of), labelled(np.concatenate([np.full((1, *SHAPE), FAR), rest]), [label, *of])
+
+
+def strong_gan(classes: int, seed: int) -> Gan:
+    """A GAN whose images differ strongly with the latent they are made from."""
+    gan = build_gan(SPEC, SHAPE, classes, seed)
+    with torch.no_grad():
+        for parameter in gan.generator.parameters():
+            parameter.mul_(5.0)
+    return gan
+
+
+def gan_trials(
+    guarantee: Guarantee, schema: Schema, visit: Callable[[Client, int, Protection], np.ndarray]
+) -> list[Trial]:
+    """A step of the private critic, on a record alone (which shows it best) and before others (which it may move).
+
+    With a tiny clip Adam hands on what it gets, and does not even its size out.
+    """
+    if not isinstance(guarantee.events[0], SampledGaussianEvent):
+        return []
+    noise = guarantee.events[0].noise
+    protection = Protection(
+        updates="dp_sgd", clip=SMALLEST, noise=noise, noise_at="client", target=None, delta=0.5, rounds=1
+    )
+
+    def towards(label: int, round_: int) -> np.ndarray:
+        """The real image alone: it is so bright that nothing else counts."""
+        critic = strong_gan(schema.classes, round_).critic
+        assert isinstance(critic, Critic)
+        critic(torch.full((1, *SHAPE), FAR), torch.tensor([label])).sum().backward()
+        parts = {name: p.grad for name, p in critic.named_parameters() if p.grad is not None}
+        flat = torch.cat([parts[name].flatten().double() for name in sorted(parts)])
+        return (flat / flat.norm()).numpy()
+
+    def trial(others: int, where: str) -> Trial:
+        return Trial(
+            how=f"a step of the private critic without and with a record {where}",
+            schema=Schema(SHAPE, schema.classes),
+            neighbours=lambda label: gan_records(label, schema.classes, others),
+            release=lambda client, label: visit(client, label, protection),
+            declared=MANY,
+            towards=towards,
+            events=(SampledGaussianEvent(rate=1.0, noise=noise, steps=1),),
+        )
+
+    return [trial(0, "that is alone"), trial(MANY, "that others stand behind")]
+
+
+def gan_steps(private: int) -> GanTraining:
+    """So few and such steps that what leaves is one noisy sum."""
+    return GanTraining(batch_size=private, critic_steps=1, critic_lr=1.0, penalty=0.0)
+
+
+@train_gan_visit.trial
+def visit_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+    """Visits with a GAN that is another one every time."""
+
+    def visit(client: Client, label: int, protection: Protection) -> np.ndarray:
+        start = strong_gan(schema.classes, client.round).weights()
+        client.state.keep_public(LET_OUT, np.full(schema.classes, 1000, np.int64))
+        reply = train_gan_visit(client, start, {}, SPEC, gan_steps(MANY), 1, False, 1.0, protection)
+        critic = {name: weight for name, weight in start.items() if name.startswith("critic.")}
+        return flat_numbers(reply.fields()["gan"], critic)
+
+    return gan_trials(guarantee, schema, visit)
+
+
+@train_own_gan.trial
+def own_gan_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+    """The critic, which stays at the client: the generator that leaves is made of it."""
+
+    def visit(client: Client, label: int, protection: Protection) -> np.ndarray:
+        gan = strong_gan(schema.classes, client.round)
+        start = {name: p.detach().clone() for name, p in gan.critic.named_parameters()}
+        known = torch.ones(schema.classes, dtype=torch.bool)
+        x, y = client.data.train.tensors()
+        private_gan_fit(client, gan, x, y, known, gan_steps(MANY), 1, protection)
+        return flat_numbers(dict(gan.critic.named_parameters()), start)
+
+    return gan_trials(guarantee, schema, visit)
+
+
+# -- counts and statistics ------------------------------------------------------------------------------------------
+
+
+@count_classes.trial
+def count_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+    """Noisy class counts: a record more or less in one class."""
+    epsilon, delta = getattr(cfg, "counts_epsilon", None), cfg.privacy.delta
+    if epsilon is None:
+        return []
+
+    def neighbours(label: int) -> tuple[Dataset, Dataset]:
+        rest = [label] * OTHERS
+        return labelled(np.zeros((OTHERS, 1)), rest), labelled(np.zeros((OTHERS + 1, 1)), [label, *rest])
+
+    def release(client: Client, label: int) -> np.ndarray:
+        return np.asarray(count_classes(client, epsilon, delta).fields()["counts"], np.float64)
+
+    return [
+        Trial(
+            how="class counts without and with one record",
+            schema=Schema((1,), schema.classes),
+            neighbours=neighbours,
+            release=release,
+            towards=lambda label, round_: np.eye(schema.classes)[label],
+            events=guarantee.events,
+        )
+    ]
+
+
+@share_statistics.trial
+def statistics_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+    """FedDPMS's calibrated release."""
+    if not hasattr(cfg, "epsilon"):
+        return []
+    calibration = Calibration(cfg.epsilon, cfg.privacy.delta, cfg.clip, moments=cfg.spread is None)
+    return [statistics_trial(latent_size(cfg, schema), calibration, schema.classes, guarantee.events)]
+
+
+def latent_size(cfg: Any, schema: Schema) -> int:
+    """The latent dimensions of a run."""
+    return int(cfg.latent or (32 if schema.shape[0] == 1 else 128))
+
+
+def statistics_trial(latent: int, calibration: Calibration, classes: int, events: tuple[Event, ...]) -> Trial:
+    """A record comes to a class, where all that it adds is as long as can be: its latent lies in a corner.
+
+    The encoder that the server sends puts black images in the middle and a bright one into a corner, in the second
+    round into the opposite one.
+    """
+    spec, shape = ModelSpec(name="cnn", channels=(1,), hidden=(1,)), SHAPE
+    vae, schema = VaeSpec(latent, False, 0.0), Schema(shape, classes)
+    corner = max(1, math.floor(calibration.clip**2 * latent + 1e-9))
+
+    def encoder(side: float) -> dict[str, Tensor]:
+        blank = start_vae(0, spec, vae, schema, start_weights(0, spec, schema)).entries()
+        made = {name: torch.zeros_like(entry) for name, entry in blank.items()}
+        for name, entry in made.items():
+            if name.startswith("body.") and name.endswith("weight"):
+                entry += 1.0
+        made[f"{LATENT}mean.weight"][:corner] = side
+        return made
+
+    networks = {1: encoder(1.0), 2: encoder(-1.0)}
+
+    def neighbours(label: int) -> tuple[Dataset, Dataset]:
+        rest, of = np.zeros((OTHERS, *shape)), [label] * OTHERS
+        return labelled(rest, of), labelled(np.concatenate([rest, np.full((1, *shape), FAR)]), [*of, label])
+
+    def release(client: Client, label: int) -> np.ndarray:
+        reply = share_statistics(client, networks[client.round], spec, vars(vae), calibration)
+        return np.asarray(reply.fields()["statistics"][label], np.float64)
+
+    def towards(label: int, round_: int) -> np.ndarray:
+        """Each block by itself, and all of them: the sum, the count, the second moment."""
+        blocks = np.zeros((4, latent + 1 + (latent if calibration.moments else 0)))
+        blocks[0, :corner], blocks[1, latent] = (1 if round_ == 1 else -1) / math.sqrt(corner), COUNT_WEIGHT
+        if calibration.moments:
+            blocks[2, latent + 1 : latent + 1 + corner] = 0.5 / math.sqrt(corner)
+        blocks[3] = blocks.sum(0)
+        return blocks
+
+    return Trial(
+        how="class statistics without and with a record in a corner of the latent space",
+        schema=schema,
+        neighbours=neighbours,
+        release=release,
+        towards=towards,
+        events=events,
+    )
+
+
+# -- FedDPMS as published -------------------------------------------------------------------------------------------
+
+
+class _Given:
+    """An encoder that hands on the latents it is given."""
+
+    def encode(self, x: Tensor) -> Tensor:
+        """As they are."""
+        return x
+
+
+@train_augmented.trial
+def published_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+    """By the three readings of its σ; for a class of 100 examples, as the paper's own."""
+    if not isinstance(getattr(cfg, "quota", None), int):
+        return []
+    return list(means_trials(latent_size(cfg, schema), cfg.quota, cfg.sigma, 100, cfg.privacy.delta).values())
+
+
+def means_trials(latent: int, quota: int, sigma: float, examples: int, delta: float) -> dict[str, Trial]:
+    """FedDPMS as published, by the three readings of its σ: one of a class's latents goes from corner to corner.
+
+    The encoder is taken as public and nothing is filtered, which is what the paper's claim is about.
+    """
+    net = cast(VaeNet, _Given())
+    worlds = [np.zeros((examples, latent)), np.zeros((examples, latent))]
+    worlds[1][0] = 1.0
+    readings = {"A": sigma, "B": sigma / examples, "C": sigma / math.sqrt(examples)}
+    claim = {delta: PUBLISHED_EPSILON} if sigma >= PUBLISHED_SIGMA else {}
+
+    def trial(name: str, std: float) -> Trial:
+        def release(client: Client, label: int) -> np.ndarray:
+            x, y = client.data.train.tensors()
+            means, _ = noisy_means(net, x, y, [0], quota, std, None, 1, client.noise_rng("means"))
+            return np.array([float(means.double().sum())])
+
+        honest = gaussian_epsilon(math.sqrt(quota * latent) / (examples * std), delta)
+        return Trial(
+            how=f"reading {name}: means of {examples} latents with noise of standard deviation {std:.3g}; "
+            f"honestly counted ε = {honest:.3g}",
+            schema=Schema((latent,), 1),
+            neighbours=lambda label: (labelled(worlds[0], [0] * examples), labelled(worlds[1], [0] * examples)),
+            release=release,
+            rounds=1,
+            claim=claim,
+        )
+
+    return {name: trial(name, std) for name, std in readings.items()}

@@ -1,0 +1,93 @@
+"""Commands that show and judge results: report, dashboard, quality, export."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedsynth.experiment.export import Tool, export_run
+from fedsynth.report.dashboard import make_server
+from fedsynth.report.page import write_report
+from fedsynth.studies.quality import measure_quality
+
+out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
+TrustPlugins = Annotated[
+    bool,
+    typer.Option(
+        "--trust-plugins",
+        help="Execute the plug-ins, Python files, that the run's config names. Look at them first.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")]
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The HTML file (report.html, beside a single run).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file about a run, or about several side by side. It opens from disk and needs no network."""
+    file, page = write_report(folders, output)
+    if as_json:
+        print(json.dumps({"path": str(file), "problems": page.problems}))
+        return
+    for problem in page.problems:
+        out.print(f"not there: {problem}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"The report is in {file}", highlight=False, soft_wrap=True)
+
+
+def dashboard(
+    runs: Annotated[Path, typer.Argument(help="The folder of the run folders.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="The address to listen at; others than your own machine see it too.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8050,
+) -> None:
+    """Show the reports of all runs in a folder in the browser, live while runs go. It reads and never writes."""
+    server = make_server(runs, host, port)
+    out.print(f"The dashboard of {runs} is at {server.address} (Ctrl-C ends it).", highlight=False, soft_wrap=True)
+    if not server.loopback:
+        out.print(f"It listens at {host}: whoever reaches this machine can read the runs.", soft_wrap=True)
+    server.serve()
+
+
+def quality(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    images: Annotated[
+        Path | None, typer.Option(help="A safetensors file with images and labels; otherwise the last in samples/.")
+    ] = None,
+    trust_plugins: TrustPlugins = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how good a run's synthetic images are: useful, recognisable, varied, and not copies.
+
+    The result is kept in the run folder as quality.json, and the report shows it.
+    """
+    found = measure_quality(folder, images, trust_plugins)
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("measure", "value", "meaning", box=None)
+    for row in found["measures"]:
+        table.add_row(row["measure"], row["value"], row["meaning"])
+    out.print(table)
+    for text in found["words"]:
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    to: Annotated[Tool, typer.Option(help="mlflow or wandb; each is an extra to install.")],
+    project: Annotated[str, typer.Option(help="The experiment (MLflow) or project (Weights & Biases).")] = "fedsynth",
+) -> None:
+    """Hand a run's settings, metrics and result to MLflow or Weights & Biases (TensorBoard needs no export)."""
+    out.print(export_run(folder, to, project), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""One run, from an experiment file to the record in its folder."""

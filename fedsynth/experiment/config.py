@@ -1,0 +1,257 @@
+"""Experiment files: TOML sections with a default for every key, `key=value` overrides, errors that name the key."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+import fedsynth.methods  # noqa: F401  (registers all methods)
+from fedsynth.components.settings import MethodConfig, TrainConfig
+from fedsynth.data.config import DataConfig, explain
+from fedsynth.data.partition import parse_partition
+from fedsynth.engines.faults import FaultConfig
+from fedsynth.errors import ConfigError, nearest
+from fedsynth.experiment.plugins import NAME_THEM, TRUST, beside, check_trusted, load_plugins
+from fedsynth.federation.methods import find_method
+from fedsynth.learning.models import ModelSpec
+from fedsynth.privacy import PrivacyConfig
+
+
+class EngineConfig(BaseModel):
+    """The `[engine]` section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["local", "wire", "flower"] = Field(
+        "local", description="local: this machine; flower: sites on a network; wire: bytes only, for tests"
+    )
+    workers: int | None = Field(None, ge=1, description="worker processes (one per core); 1 stays in this process")
+    device: str = Field("cpu", description='"cpu", "cuda", "cuda:1" … or "auto": cuda where there is one')
+    superlink: str | None = Field(None, description='flower: address of the SuperLink, such as "127.0.0.1:9092"')
+    certificate: Path | None = Field(
+        None, description="flower: file of the certificate authority that it is trusted by"
+    )
+    sites: tuple[str, ...] = Field((), description="flower: the sites of this run, by the names of their keys")
+    wait: float = Field(300.0, ge=0, description="flower: seconds to wait at the start until all sites are there")
+
+    @model_validator(mode="after")
+    def _reachable(self) -> EngineConfig:
+        missing = [key for key in ("superlink", "certificate", "sites") if not getattr(self, key)]
+        if self.name == "flower" and missing:
+            raise ValueError(f"a network needs engine.{missing[0]}; see docs/network.md")
+        if len(set(self.sites)) < len(self.sites):
+            raise ValueError("sites names one of them twice")
+        return self
+
+
+class EvaluationConfig(BaseModel):
+    """The `[evaluation]` section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every: int = Field(1, ge=0, description="validate every so many rounds; 0: only at the end")
+    clients: int = Field(
+        100, ge=0, description="clients that validate during training; a sample where there are more; 0: none is asked"
+    )
+    final_clients: int = Field(
+        10_000, ge=0, description="clients judged at the end; a sample where there are more; 0: none is asked"
+    )
+    class_counts: bool = Field(
+        False,
+        description="over a network: ask every site once for its class counts, exact and without a guarantee, so that "
+        "the report can show who has what; simulations know them anyway",
+    )
+    test_curve: bool = Field(False, description="also judge the global test set while training, as papers print it")
+
+
+class Experiment(BaseModel):
+    """A whole experiment. `method` holds the settings of the named method, checked by its own class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = Field(0, ge=0, description="all randomness comes from here")
+    data_seed: int | None = Field(None, ge=0, description="seed of the split, where it should not follow `seed`")
+    name: str | None = Field(None, pattern=r"^[^/\\.][^/\\]*$", description="name of the run folder")
+    runs: Path = Field(Path("runs"), description="folder of the run folders")
+    plugins: tuple[Path, ...] = Field((), description="Python files with methods, models or tasks of your own")
+    data: DataConfig = Field(default_factory=DataConfig)
+    partition: dict[str, Any] = Field(default_factory=dict)
+    model: ModelSpec | None = None
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    faults: FaultConfig = Field(default_factory=FaultConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+
+    @model_validator(mode="after")
+    def _patience_is_told_of_progress(self) -> Experiment:
+        if self.train.patience is not None and not (self.evaluation.every and self.evaluation.clients):
+            raise ValueError(
+                "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
+                "= 0 turns off: remove one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lies_can_be_told(self) -> Experiment:
+        if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
+            raise ValueError(
+                "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "
+                "hides: remove one of the two"
+            )
+        return self
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method."""
+        return str(self.method["name"])
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """The model: the experiment's, or the one of the method's paper."""
+        return self.model or ModelSpec(name=find_method(self.method_name).model)
+
+    def method_config(self) -> MethodConfig:
+        """The method's settings, with the training, the model and the protection put in."""
+        kind = find_method(self.method_name).config
+        settings = {key: value for key, value in self.method.items() if key != "name"}
+        allowed = kind.own_settings()
+        for key in settings:
+            if key not in allowed:
+                raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
+        try:
+            made: MethodConfig = kind(train=self.train, model=self.model_spec, privacy=self.privacy, **settings)
+        except ValidationError as error:
+            raise explain(error, f'method "{self.method_name}"', MethodConfig) from None
+        return made
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything that decides the result, with defaults filled in; what a run folder keeps."""
+        table = self.model_dump(mode="json")
+        table["model"] = self.model_spec.model_dump(mode="json")
+        table["method"] = {"name": self.method_name, **self.method_config().model_dump(mode="json")}
+        return table
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "data": DataConfig,
+    "model": ModelSpec,
+    "train": TrainConfig,
+    "engine": EngineConfig,
+    "faults": FaultConfig,
+    "evaluation": EvaluationConfig,
+    "privacy": PrivacyConfig,
+}
+
+
+def read_experiment(file: Path, trust_plugins: bool = False, how: str = TRUST) -> dict[str, Any]:
+    """The tables of an experiment file, not yet checked.
+
+    A JSON file is the config of a run, which may be somebody else's: plug-ins that it names are refused unless the user
+    trusts them, in the way that `how` tells.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        tables = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f'There is no file "{file}".') from None
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read as an experiment: {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{file} cannot be read as an experiment: it must hold one object.")
+    if "plugins" in tables:
+        tables["plugins"] = beside(tables["plugins"], file.parent)
+        check_trusted(file, trust_plugins or file.suffix != ".json", tables["plugins"], how=how)
+    engine = tables.get("engine")
+    if isinstance(engine, dict) and isinstance(engine.get("certificate"), str):
+        engine["certificate"] = str((file.parent / engine["certificate"]).absolute())
+    return tables
+
+
+def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Apply `key=value` words such as `train.rounds=5` or `method.name=fedprox` to an experiment's tables."""
+    result = json.loads(json.dumps(tables, default=str))
+    for word in assignments:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f'"{word}" is not of the form key=value, such as train.rounds=5.')
+        *path, last = key.strip().split(".")
+        table = result
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f'"{key}" cannot be set: "{part}" is a value, not a section.')
+        table[last] = _value(text.strip())
+    return dict(result)
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself when it is not one (so that method.name=fedprox needs no quotes)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def make_experiment(tables: Mapping[str, Any]) -> Experiment:
+    """Check an experiment's tables; the first mistake is an error of one sentence that names the key and the fix.
+
+    `[methods.NAME]` sections hold settings of single methods, for comparisons; the one of the chosen method applies.
+    """
+    given = {key: value for key, value in tables.items() if value is not None}
+    _check_sections(given)
+    given["plugins"] = load_plugins(given.get("plugins", ()))
+    given["method"] = _chosen_method(given.pop("methods", {}), given.get("method", {}))
+    try:
+        experiment = Experiment(**given)
+    except ValidationError as error:
+        raise explain(error, "the experiment", Experiment) from None
+    if experiment.partition:
+        parse_partition(experiment.partition)
+    experiment.method_config()
+    return experiment
+
+
+def _check_sections(tables: Mapping[str, Any]) -> None:
+    known = (*Experiment.model_fields, "methods")
+    for key, value in tables.items():
+        if key not in known:
+            raise ConfigError(f'The experiment has no key "{key}".{nearest(key, known)}')
+        if key in (*SECTIONS, "partition", "method", "methods") and not isinstance(value, Mapping):
+            raise ConfigError(f'"{key}" must be a section, such as [{key}] with name = "…".')
+    for section, kind in SECTIONS.items():
+        try:
+            kind.model_validate(dict(tables.get(section, {})))
+        except ValidationError as error:
+            raise explain(error, section, kind) from None
+
+
+def _chosen_method(methods: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {"name": "fedavg", **method}
+    if not isinstance(chosen["name"], str):
+        raise ConfigError(f"method: name = {chosen['name']!r} cannot be used: it must be the name of a method.")
+    for name, settings in methods.items():
+        find_method(name)
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f'"methods.{name}" must be a section with settings of that method.')
+    return {**methods.get(chosen["name"], {}), **chosen}
+
+
+def load_experiment(file: Path | None, assignments: Iterable[str] = ()) -> Experiment:
+    """An experiment from a file (or from defaults alone) and overrides."""
+    return make_experiment(load_tables(file, assignments))
+
+
+def load_tables(file: Path | None, assignments: Iterable[str] = ()) -> dict[str, Any]:
+    """The tables of an experiment file (or none) with overrides; plug-ins of a run must be among the overrides."""
+    words = list(assignments)
+    named = any(word.partition("=")[0].strip() == "plugins" for word in words)
+    return override(read_experiment(file, named, NAME_THEM) if file else {}, words)

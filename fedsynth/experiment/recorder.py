@@ -1,0 +1,162 @@
+"""Looks on while a run goes: validates, writes the metrics, keeps the best model, shows progress, stops early."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fedsynth.data.dataset import Dataset
+from fedsynth.evaluation.fairness import over_clients, per_class
+from fedsynth.evaluation.views import client_tallies, judge_pooled, judges
+from fedsynth.experiment.config import Experiment
+from fedsynth.federation import Federation, Outcome, State
+from fedsynth.federation.store import write_atomically, write_json
+from fedsynth.federation.timeline import COLUMNS
+from fedsynth.learning.weights import Weights
+from fedsynth.report.csv_files import write_rows
+from fedsynth.report.plots import plot_samples
+
+
+class Progress(Protocol):
+    """Where progress is shown; see `progress.py`."""
+
+    def phase(self, name: str, total: int, done: int) -> None: ...
+
+    def advance(self, text: str) -> None: ...
+
+
+class Recorder:
+    """The watcher of a run that has a folder."""
+
+    def __init__(
+        self, folder: Path, experiment: Experiment, test: Dataset | None, device: str, progress: Progress
+    ) -> None:
+        self.folder, self.experiment, self.test = folder, experiment, test
+        self.device, self.progress = device, progress
+        self.rows: list[dict[str, Any]] = []
+        self.best: dict[str, Any] = {"round": 0, "accuracy": -1.0}
+        self.unimproved = 0
+
+    @property
+    def _metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def _timeline(self) -> Path:
+        return self.folder / "timeline.csv"
+
+    # -- the watcher's part -------------------------------------------------------------------------------------
+
+    def phase_started(self, name: str, rounds: int, done: int) -> None:
+        """A loop of rounds begins, or goes on."""
+        self.progress.phase(name, rounds, done)
+
+    def round_done(self, fed: Federation, name: str, state: State) -> bool:
+        """Judge the round's model on validation parts, write a line, keep the best; True to stop early."""
+        row: dict[str, Any] = {
+            "round": fed.round,
+            "phase": name,
+            "seconds": round(fed.seconds, 3),
+            "bytes_up": fed.participation.bytes()["up"],
+            "bytes_down": fed.participation.bytes()["down"],
+            "client_epochs": fed.participation.client_epochs,
+            "failed": fed.participation.failed,
+        }
+        if fed.engine.clock:
+            row["simulated_seconds"] = fed.engine.clock
+        every = self.experiment.evaluation.every
+        if every and fed.round % every == 0:
+            row |= self._judge(fed, state)
+        self._write(row)
+        self.follow(fed)
+        accuracy = row.get("validation", {}).get("accuracy")
+        self.progress.advance("" if accuracy is None else f"validation {accuracy:.1%}")
+        whole = None if vars(state).get("personal") else vars(state).get("model")
+        return self._improved_or_stop(accuracy, fed.round, whole)
+
+    def show(self, fed: Federation, name: str, images: Tensor, labels: Tensor) -> None:
+        """Keep pictures: one PNG to look at, and the numbers behind it."""
+        folder = self.folder / "samples"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{name}-round-{fed.round:04d}"
+        write_atomically(path.with_suffix(".safetensors"), save({"images": images.contiguous(), "labels": labels}))
+        plot_samples(path.with_suffix(".png"), images.numpy(), labels.numpy(), fed.schema, f"{name}, round {fed.round}")
+
+    def follow(self, fed: Federation) -> None:
+        """Write who took part since the last time, and what the method recorded."""
+        with self._timeline.open("a", newline="", encoding="utf-8") as file:
+            write_rows(file, [] if file.tell() else [COLUMNS])
+            write_rows(file, fed.participation.timeline.take())
+        if fed.participation.records:
+            write_json(self.folder / "records.json", fed.participation.records)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a resumed run needs: where the metrics end, and the best so far."""
+        ends = {
+            f"{path.stem}_bytes": path.stat().st_size if path.exists() else 0
+            for path in (self._metrics, self._timeline)
+        }
+        return {**ends, "best": self.best, "unimproved": self.unimproved}
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Drop what was written after the checkpoint; everything, when there is none yet."""
+        self.best, self.unimproved = values.get("best", self.best), values.get("unimproved", 0)
+        for path in (self._metrics, self._timeline):
+            with path.open("a+b") as file:
+                file.truncate(values.get(f"{path.stem}_bytes", 0))
+        self.rows = [json.loads(line) for line in self._metrics.read_text().splitlines()]
+
+    # -- its own ------------------------------------------------------------------------------------------------
+
+    def _judge(self, fed: Federation, state: State) -> dict[str, Any]:
+        values = vars(state)
+        model, personal = values.get("model"), values.get("personal", "")
+        if model is None and not personal:
+            return {}
+        outcome = Outcome(model, personal, no_global="judged per client" if personal else "")
+        spec, config = self.experiment.model_spec, self.experiment.evaluation
+        by_view = client_tallies(fed, outcome, spec, ["validation"], to=judges(fed, config.clients))
+        tallies = by_view.get("personal/validation" if personal else "global/validation", {})
+        clients = over_clients(tallies)
+        result: dict[str, Any] = {}
+        if clients["n"]:
+            total = sum(int(tally.total.sum()) for tally in tallies.values())
+            result["validation"] = {
+                "accuracy": clients["pooled"],
+                "loss": sum(tally.loss for tally in tallies.values()) / total,
+                **{key: clients[key] for key in ("n", "mean", "variance", "worst")},
+            }
+        if config.test_curve and self.test is not None and model is not None and not personal:
+            view = per_class(judge_pooled(model, spec, fed.schema, self.test, self.device))
+            result["test"] = {key: view[key] for key in ("accuracy", "loss", "class_variance")}
+        return result
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _improved_or_stop(self, accuracy: float | None, round: int, model: Weights | None) -> bool:
+        if accuracy is None or math.isnan(accuracy):
+            return False
+        if accuracy > self.best["accuracy"]:
+            self.best, self.unimproved = {"round": round, "accuracy": accuracy}, 0
+            if model is not None:
+                save_model(self.folder / "model-best.safetensors", model, self.experiment)
+            return False
+        self.unimproved += 1
+        patience = self.experiment.train.patience
+        return patience is not None and self.unimproved >= patience
+
+
+def save_model(path: Path, weights: Weights, experiment: Experiment) -> None:
+    """Write weights as a safetensors file that says which model they belong to."""
+    about = {"method": experiment.method_name, "model": experiment.model_spec.model_dump(mode="json")}
+    # One entry: safetensors writes several in any order, and equal models must be equal files.
+    metadata = {"fedsynth": json.dumps(about)}
+    write_atomically(path, save({name: w.contiguous() for name, w in weights.items()}, metadata=metadata))

@@ -1,0 +1,288 @@
+"""From an experiment to a run folder: data, engine, federation, method, evaluation, record."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsynth.components.class_counts import told_counts
+from fedsynth.data.described import DescribedData, RunData
+from fedsynth.data.federated import FederatedData, load_federated
+from fedsynth.engines.faults import FaultyEngine
+from fedsynth.engines.local import LocalEngine, choose_workers
+from fedsynth.engines.wire import WireEngine
+from fedsynth.errors import ConfigError, UserError
+from fedsynth.evaluation.views import final_evaluation
+from fedsynth.experiment.config import Experiment, make_experiment, read_experiment
+from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
+from fedsynth.experiment.plugins import plugin_files
+from fedsynth.experiment.progress import Quiet, make_progress
+from fedsynth.experiment.recorder import Recorder, save_model
+from fedsynth.federation import Federation, Outcome, Policy
+from fedsynth.federation.host import TaskHost
+from fedsynth.federation.journal import Journal
+from fedsynth.federation.methods import find_method
+from fedsynth.federation.port import POOLED, SERVER, Engine
+from fedsynth.federation.store import StateStore, write_json
+from fedsynth.learning.models import build_model, instantiate
+from fedsynth.learning.weights import Weights
+from fedsynth.report.artifacts import write_record
+from fedsynth.report.coverage import missed_clients
+from fedsynth.report.page import write_report
+from fedsynth.seeding import Secret
+
+
+@dataclass
+class RunResult:
+    """What a run gave: the summary, a line of metrics per round, the global weights and where all of it is kept."""
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    weights: Weights | None
+    path: Path
+    experiment: Experiment = field(repr=False)
+    shape: tuple[int, ...] = field(repr=False, default=())
+    classes: int = field(repr=False, default=0)
+    whole: bool = field(repr=False, default=True)
+
+    @cached_property
+    def model(self) -> nn.Module | None:
+        """The global model, ready to use; None for a method that ends with personal models only."""
+        if self.weights is None or not self.whole:
+            return None
+        return instantiate(self.experiment.model_spec, self.shape, self.classes, self.weights).eval()
+
+
+def run_experiment(
+    experiment: Experiment,
+    resume: Path | None = None,
+    progress: bool | None = None,
+    accept_code_change: bool = False,
+    data: FederatedData | None = None,
+) -> RunResult:
+    """Run (or resume) an experiment. Everything that can be wrong with the input is found before a folder is made."""
+    if experiment.engine.name == "flower":
+        from fedsynth.network.launch import run_over_network
+
+        return run_over_network(experiment, resume, progress, accept_code_change)
+    data = data or load_data(experiment)
+    device = check_setting(experiment, data)
+    if resume is None:
+        for earlier in experiment.method_config().earlier_runs():
+            check_same_split(Path(earlier), data.split_fingerprint())
+        folder = RunFolder.create(experiment, "+".join(data.source_names), data.manifest())
+    else:
+        folder = RunFolder.reopen(resume, experiment, accept_code_change)
+        folder.check_split(data.split_fingerprint())
+    try:
+        with folder.locked(), folder.failure_kept(), make_progress(experiment.method_name, progress) as shown:
+            return _run(experiment, data, device, folder, shown)
+    except UserError:
+        if resume is None and not (folder.path / "checkpoints").exists():
+            shutil.rmtree(folder.path)  # the program refused its settings before its first round
+        raise
+
+
+def check_setting(experiment: Experiment, data: RunData) -> str:
+    """Check that the device is there and the model fits the data; the device to use."""
+    device = choose_device(experiment.engine.device)
+    build_model(experiment.model_spec, data.schema.shape, data.schema.classes, seed=0)
+    return device
+
+
+def load_data(experiment: Experiment) -> FederatedData:
+    """The federation's data, split as the experiment says."""
+    seed = experiment.seed if experiment.data_seed is None else experiment.data_seed
+    return load_federated(experiment.data, experiment.partition, seed)
+
+
+def choose_device(name: str) -> str:
+    """Check that the device is there; "auto" takes a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(
+            f'engine.device = "{name}" cannot be used here ({first_line}): use "cpu" or "auto".'
+        ) from None
+    return name
+
+
+@contextmanager
+def open_engine(
+    experiment: Experiment,
+    data: FederatedData,
+    store: StateStore,
+    device: str,
+    say: Quiet,
+    secret: Secret | None = None,
+) -> Iterator[Engine]:
+    """The engine the experiment asks for, with its fault schedule if it has one; closed at the end."""
+    host = TaskHost(data, store, device, secret)
+    engine: Engine
+    if experiment.engine.name == "wire":
+        engine = WireEngine(lambda: TaskHost(data, store, device, secret))
+    else:
+        workers, why = choose_workers(experiment.engine.workers, device)
+        if why:
+            say.say(why)
+        engine = LocalEngine(host, workers, _work_of(data))
+    if experiment.faults.active:
+        engine = FaultyEngine(engine, experiment.faults, experiment.seed, _work_of(data), data.clients)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _work_of(data: FederatedData) -> Callable[[str], int]:
+    """How much work a client is: its training examples."""
+
+    def work(client: str) -> int:
+        if client.startswith(SERVER):
+            return 0
+        return len(data.rows) if client == POOLED else data.train_size(client)
+
+    return work
+
+
+def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet) -> RunResult:
+    store = StateStore(folder.path / "state")
+    secret = folder.secret if experiment.privacy.draws_in_secret else None
+    options = {"pooled": True, "version_readable": store.readable, "secret": secret}
+    with open_engine(experiment, data, store, device, shown, secret) as engine:
+        return carry_out(experiment, data, engine, device, folder, shown, **options)
+
+
+def carry_out(
+    experiment: Experiment,
+    data: RunData,
+    engine: Engine,
+    device: str,
+    folder: RunFolder,
+    shown: Quiet,
+    **options: Any,
+) -> RunResult:
+    """Run the method's program over an engine, judge what it gave, and leave the record in the folder.
+
+    `options` are those of `Federation` that depend on where the clients are.
+    """
+    recorder = Recorder(folder.path, experiment, data.test, device, shown)
+    fed = Federation(
+        engine,
+        data.clients,
+        data.schema,
+        experiment.seed,
+        policy_of(experiment),
+        Journal(folder.path),
+        recorder,
+        **options,
+    )
+    data = with_told_counts(experiment, data, fed, folder.path)
+    outcome = find_method(experiment.method_name).program(fed, experiment.method_config())
+    judged = fed.once("final evaluation", lambda: _judge(fed, outcome, experiment, data, device))
+    seconds = fed.once("seconds", lambda: fed.seconds)
+    recorder.follow(fed)
+    summary = summarise(experiment, data, fed, judged, seconds, recorder, folder.path)
+    whole = outcome.model is not None and not outcome.no_global
+    if outcome.model is not None and whole:
+        save_model(folder.path / "model.safetensors", outcome.model, experiment)
+    write_record(folder.path, summary, recorder.rows, judged, fed.participation, data)
+    folder.finish(summary)
+    write_report([folder.path])
+    schema = data.schema
+    return RunResult(
+        summary, recorder.rows, outcome.model, folder.path, experiment, schema.shape, schema.classes, whole
+    )
+
+
+def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, path: Path) -> RunData:
+    """The data and, where the experiment wants it, what its sites say they hold, which goes into the manifest too.
+
+    They are asked before the first round: a site that is lost later is one of which people want to know what it held.
+    """
+    if not isinstance(data, DescribedData) or not experiment.evaluation.class_counts:
+        return data
+    known = data.with_counts(fed.once("class counts for the report", lambda: told_counts(fed)))
+    write_json(path / "manifest.json", known.manifest())
+    return known
+
+
+def policy_of(experiment: Experiment) -> Policy:
+    """All must answer, unless the experiment says otherwise or schedules faults."""
+    quorum = experiment.train.quorum
+    if quorum is None:
+        quorum = 0.0 if experiment.faults.active else 1.0
+    return Policy(quorum, experiment.train.deadline, experiment.privacy.limit())
+
+
+def _judge(fed: Federation, outcome: Outcome, experiment: Experiment, data: RunData, device: str) -> dict[str, Any]:
+    sources: dict[str, np.ndarray] = {}
+    if data.test_sources is not None:
+        sources = {name: np.flatnonzero(data.test_sources == i) for i, name in enumerate(data.source_names)}
+    count = experiment.evaluation.final_clients
+    return final_evaluation(fed, outcome, experiment.model_spec, data.test, sources, device, count)
+
+
+def summarise(
+    experiment: Experiment,
+    data: RunData,
+    fed: Federation,
+    judged: dict[str, Any],
+    seconds: float,
+    recorder: Recorder,
+    path: Path,
+) -> dict[str, Any]:
+    """The one object that `--json` prints."""
+    took_part = fed.participation
+    return {
+        "method": experiment.method_name,
+        "seed": experiment.seed,
+        "test": judged["test"],
+        "clients": judged["clients"],
+        "validation": judged["validation"],
+        "views": judged["views"],
+        "best": recorder.best,
+        "rounds": fed.round,
+        "bytes": took_part.bytes(),
+        "client_epochs": took_part.client_epochs,
+        "server_seconds": round(took_part.server_seconds, 3),
+        "seconds": round(seconds, 3),
+        "simulated_seconds": fed.engine.clock or None,
+        "failures": took_part.failures,
+        "failed": took_part.failed,
+        "missed": missed_clients(took_part, data, experiment.evaluation.class_counts),
+        "notes": took_part.notes,
+        "privacy": took_part.ledger.rows(experiment.privacy.delta),
+        "secret_noise": fed.secret_noise,
+        "norm_buffers": experiment.train.norm_buffers,
+        "data": {
+            "name": "+".join(data.source_names),
+            "clients": len(data.clients),
+            "split": data.split_fingerprint(),
+        },
+        "run_dir": str(path),
+    }
+
+
+def resume_run(
+    path: Path, progress: bool | None = None, accept_code_change: bool = False, trust_plugins: bool = False
+) -> RunResult:
+    """Go on with a run from its folder. `trust_plugins`: the plug-ins that its config names may be executed."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise ConfigError(f'"{path}" is not a run folder: it has no config.json.')
+    tables = read_experiment(file, trust_plugins)
+    check_same_code(path, plugin_files(tables.get("plugins") or ()), accept_code_change)  # before they are executed
+    return run_experiment(make_experiment(tables), path, progress, accept_code_change)

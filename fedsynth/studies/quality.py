@@ -1,0 +1,203 @@
+"""How good the synthetic images of a run are: useful, recognisable, varied, and not copies."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedsynth.data.dataset import Dataset
+from fedsynth.data.federated import FederatedData
+from fedsynth.errors import ConfigError
+from fedsynth.evaluation.closeness import closer_to_training, coverage, diversity
+from fedsynth.evaluation.quality import (
+    feature_distance,
+    features_of,
+    oracle_agreement,
+    train_oracle,
+    trained_on_these_only,
+)
+from fedsynth.experiment.config import make_experiment, read_experiment
+from fedsynth.experiment.folder import check_same_split
+from fedsynth.experiment.runner import load_data
+from fedsynth.federation.store import write_json
+from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.training import Tally
+from fedsynth.seeding import generator
+
+MOST_REAL = 10_000  # real examples that the measures look at
+ENOUGH = 50  # images of a class below which the numbers are rough
+USEFUL, AS_REAL = "trained on synthetic, judged on real", "trained on as many real, judged on real"
+REVERSE, ORACLE = "trained on as many real, judged on synthetic", "recognised by the oracle"
+
+
+def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool = False) -> dict[str, Any]:
+    """Measure a run's synthetic images against the data it ran on; kept in quality.json, where the report finds it.
+
+    Taken are all images that the method showed in the last round in which it did (`samples/`), or those of a
+    safetensors file with `images` and `labels`. Plug-ins of the run are executed only where they are trusted.
+    """
+    experiment = make_experiment(read_experiment(path / "config.json", trust_plugins))
+    data = load_data(experiment)
+    check_same_split(path, data.split_fingerprint())
+    files = [images] if images else _last_shown(path)
+    parts = [_read(file, data.schema.shape, data.schema.classes) for file in files]
+    x, y = (torch.cat(values) for values in zip(*parts, strict=True))
+    real, test = _part(data.pooled("train"), MOST_REAL), _part(data.test, MOST_REAL)
+    found = _measured(experiment.model_spec, x, y, real, test, data.schema.classes)
+    found["images"] = ", ".join(map(str, files))
+    if images is None:
+        found["own_gans"] = [_beside_records(data, client, *made) for client, made in _own_gans(path, data)]
+        found["words"] += [_copying(own["client"], own["rows"]) for own in found["own_gans"] if own["rows"]]
+    write_json(path / "quality.json", found)
+    return found
+
+
+def _measured(
+    spec: ModelSpec,
+    x: Tensor,
+    y: Tensor,
+    real: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    classes: int,
+) -> dict[str, Any]:
+    rows = _as_many_of_each(real[1], y)
+    twin = real[0][rows], real[1][rows]
+    oracle = train_oracle(spec, *real, classes)
+    tallies = {
+        USEFUL: trained_on_these_only(spec, x, y, test, classes),
+        AS_REAL: trained_on_these_only(spec, *twin, test, classes),
+        REVERSE: trained_on_these_only(spec, *twin, (x, y), classes),
+        ORACLE: oracle_agreement(oracle, x, y, classes),
+    }
+    made, seen, unseen = (features_of(oracle, part) for part in (x, real[0], test[0]))
+    each = [k for k in range(classes) if (y == k).sum() > 1 and (real[1] == k).sum() > 1]
+    varied = [diversity(seen[real[1] == k], made[y == k]) for k in each]
+    size = min(len(seen), len(unseen))
+    judge = oracle_agreement(oracle, *test, classes).accuracy
+    numbers = [
+        _row(USEFUL, tallies[USEFUL].accuracy, "a classifier that saw only the synthetic images, on real test images"),
+        _row(AS_REAL, tallies[AS_REAL].accuracy, "the same with as many real images of each class: the goal"),
+        _row(REVERSE, tallies[REVERSE].accuracy, "low: the images do not look like their classes"),
+        _row(ORACLE, tallies[ORACLE].accuracy, f"by a classifier of all real data ({judge:.1%} on the test set)"),
+        _row("coverage", coverage(seen, made), "share of real images with a synthetic one in their neighbourhood"),
+        _row("diversity", _mean(varied), "spread within a class, as a share of the real one; near 0: all alike", False),
+        _row("feature distance", feature_distance(made, seen), "1 − mean cosine to real features; 0 is nearest", False),
+        _row(
+            "closer to training than to held-out records",
+            closer_to_training(x, real[0][:size], test[0][:size]),
+            "a screen, not a proof: about 50 % without copying, far above is a warning",
+        ),
+    ]
+    per_class = {name: _by_class(tally) for name, tally in tallies.items()}
+    return {"measures": numbers, "per_class": per_class, "words": _words(y, classes)}
+
+
+def _own_gans(path: Path, data: FederatedData) -> list[tuple[str, tuple[Tensor, Tensor]]]:
+    """Images of single clients' own GANs that a run showed (PFL-GAN), with the client's name."""
+    try:
+        record = json.loads((path / "records.json").read_text(encoding="utf-8"))["groups of clients"]
+        first = {name.removeprefix("group "): group[0] for name, group in record["groups"].items()}
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return []
+    files = [(re.match(r"group-(\d+)-own-gan-", f.name), f) for f in (path / "samples").glob("*.safetensors")]
+    shown = sorted((int(match[1]), file) for match, file in files if match and first.get(match[1]) in data.clients)
+    return [(first[str(n)], _read(file, data.schema.shape, data.schema.classes)) for n, file in shown]
+
+
+def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Do images of a client's own GAN lie nearer to its records than to as many others? Rare classes first."""
+    own = data.client(client)
+    (train_x, train_y), (test_x, test_y) = own.train.tensors(), own.test.tensors()
+    counts = torch.bincount(train_y, minlength=data.schema.classes)
+    rows = []
+    for label in torch.argsort(counts, stable=True).tolist():
+        made, seen, unseen = x[y == label], train_x[train_y == label], test_x[test_y == label]
+        size = min(len(seen), len(unseen))
+        if len(made) and size:
+            rows.append([label, int(counts[label]), closer_to_training(made, seen[:size], unseen[:size])])
+    return {"client": client, "rows": rows}
+
+
+def _copying(client: str, rows: list[list[Any]]) -> str:
+    (_, fewest, rare), (_, most, common) = rows[0], rows[-1]
+    return (
+        f"The GAN of client {client}: of the class with fewest records ({fewest}) {rare:.0%} of its images lie nearer "
+        f"to them than to as many held-out ones, of the class with most ({most}) {common:.0%}; about 50 % without "
+        "copying."
+    )
+
+
+def _words(labels: Tensor, classes: int) -> list[str]:
+    counts = torch.bincount(labels, minlength=classes)
+    few = [k for k in range(classes) if counts[k] < ENOUGH]
+    words = [f"Judged on {len(labels)} synthetic images, {int(counts.min())} to {int(counts.max())} of a class."]
+    if few:
+        words.append(f"{len(few)} of {classes} classes have fewer than {ENOUGH} images: the numbers are rough.")
+    words.append("There is no FID: it needs a named feature network and thousands of images.")
+    return words
+
+
+def _row(measure: str, value: float, meaning: str, share: bool = True) -> dict[str, str]:
+    shown = "–" if math.isnan(value) else f"{value:.1%}" if share else f"{value:.3f}"
+    return {"measure": measure, "value": shown, "meaning": meaning}
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _by_class(tally: Tally) -> list[float | None]:
+    return [None if math.isnan(value) else float(value) for value in tally.per_class()]
+
+
+def _last_shown(path: Path) -> list[Path]:
+    """The images of the last round in `samples/`."""
+    found = [
+        (int(match[1]), file)
+        for file in sorted((path / "samples").glob("*.safetensors"))
+        if (match := re.search(r"-round-(\d+)$", file.stem))
+    ]
+    if not found:
+        raise ConfigError(
+            f'"{path}" has no synthetic images in samples/: the method makes none, or name a file with --images.'
+        )
+    last = max(found)[0]
+    return [file for round, file in found if round == last]
+
+
+def _read(file: Path, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+    """Images and labels that fit the data, or a sentence that says why not."""
+    try:
+        tensors = load(file.read_bytes())
+        x, y = tensors["images"].float(), tensors["labels"].long()
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ConfigError(f"{file} cannot be read as images and labels: {error}.") from None
+    if tuple(x.shape[1:]) != tuple(shape) or y.shape != x.shape[:1] or not len(y):
+        raise ConfigError(
+            f"{file}: images {tuple(x.shape)} and labels {tuple(y.shape)} do not fit data of shape {shape}."
+        )
+    if int(y.min()) < 0 or int(y.max()) >= classes or not torch.isfinite(x).all():
+        raise ConfigError(f"{file}: labels must be 0 to {classes - 1} and all pixels finite numbers.")
+    return x, y
+
+
+def _part(data: Dataset, most: int) -> tuple[Tensor, Tensor]:
+    """Examples in a drawn order, at most so many."""
+    rows = generator(0, "quality").permutation(len(data))[:most]
+    return data.subset(rows).tensors()
+
+
+def _as_many_of_each(labels: Tensor, wanted: Tensor) -> Tensor:
+    """Rows with as many examples of each class as `wanted` has, where there are so many."""
+    rows = [torch.nonzero(labels == k).flatten()[: int((wanted == k).sum())] for k in np.unique(wanted.numpy())]
+    return torch.cat(rows)

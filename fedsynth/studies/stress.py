@@ -1,0 +1,100 @@
+"""How much can a method take? Runs it with growing shares of clients that fail, are late or lie, and of wrong labels.
+
+Every kind of trouble has one setting that grows; all runs have the same data, split and seeds. Runs go side by side on
+the cores, and a folder that exists is gone on with.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsynth.errors import ConfigError, nearest
+from fedsynth.experiment.config import Experiment, make_experiment, override
+from fedsynth.experiment.runner import check_setting, load_data
+from fedsynth.report.csv_files import write_csv
+from fedsynth.report.plots import plot_stress
+from fedsynth.studies.work import Work, summary_of
+
+TROUBLES = {
+    "dropout": "faults.dropout",
+    "late": "faults.late",
+    "label-noise": "data.label_noise",
+    "byzantine": "faults.byzantine",
+}
+"""What can be made worse, and the setting that does it."""
+SHARES = (0.0, 0.1, 0.2, 0.4)
+
+
+@dataclass(frozen=True)
+class Strained:
+    """The rows of a stress test, one for each method, trouble and share, and where everything is kept."""
+
+    rows: list[dict[str, Any]]
+    path: Path
+
+
+def stress_methods(
+    tables: Mapping[str, Any],
+    methods: Sequence[str],
+    troubles: Sequence[str] = tuple(TROUBLES),
+    shares: Sequence[float] = SHARES,
+    seeds: int = 1,
+    name: str = "stress",
+    say: Callable[[str], None] = lambda text: None,
+    jobs: int | None = None,
+) -> Strained:
+    """Run every method under every trouble and share; a table and a picture."""
+    for trouble in troubles:
+        if trouble not in TROUBLES:
+            raise ConfigError(f'There is no trouble called "{trouble}".{nearest(trouble, TROUBLES)}')
+    if any(not 0 <= share <= 1 for share in shares):
+        raise ConfigError(f"Shares must lie between 0 and 1, not {list(shares)}.")
+    given = make_experiment({**tables, "method": {"name": methods[0]}})
+    path = given.runs / name
+    runs = {
+        (method, trouble, share, seed): _experiment(tables, path, method, trouble, share, given.seed + seed)
+        for method in methods
+        for trouble in troubles
+        for share in shares
+        for seed in range(seeds)
+    }
+    first = next(iter(runs.values()))
+    check_setting(first, load_data(first))
+    path.mkdir(parents=True, exist_ok=True)
+    distinct = {str(experiment.name): experiment for experiment in runs.values()}  # no trouble is the same for all
+    Work(False, say, jobs).do(list(distinct.items()))
+    rows = []
+    for method in methods:
+        for trouble in troubles:
+            for share in shares:
+                scores = [_accuracy(runs[method, trouble, share, seed]) for seed in range(seeds)]
+                rows.append(_row(method, trouble, share, scores))
+    write_csv(path / "stress.csv", rows)
+    plot_stress(path / "stress.png", rows)
+    return Strained(rows, path)
+
+
+def _experiment(
+    tables: Mapping[str, Any], path: Path, method: str, trouble: str, share: float, seed: int
+) -> Experiment:
+    own = tables.get("method", {}) if tables.get("method", {}).get("name") == method else {}
+    what = f"{trouble}-{share:g}" if share else "untroubled"
+    common = {"method": {**own, "name": method}, "seed": seed, "runs": str(path), "name": f"{method}-{what}-s{seed}"}
+    return make_experiment(override({**tables, **common}, [f"{TROUBLES[trouble]}={share}"] if share else []))
+
+
+def _accuracy(experiment: Experiment) -> float:
+    """On the global test set; for a method with personal models alone, the mean over the clients."""
+    summary = summary_of(experiment)
+    found = summary["test"]["accuracy"]
+    return float(summary["clients"]["mean"] if found is None else found)
+
+
+def _row(method: str, trouble: str, share: float, scores: Sequence[float]) -> dict[str, Any]:
+    spread = statistics.stdev(scores) if len(scores) > 1 else None
+    mean = statistics.mean(scores)
+    return {"method": method, "trouble": trouble, "share": share, "accuracy": mean, "std": spread, "n": len(scores)}

@@ -1,0 +1,86 @@
+"""The runs and searches of a comparison, carried out: what is done is kept, the rest goes side by side on the cores."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedsynth.engines.local import choose_workers
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.runner import choose_device, run_experiment
+from fedsynth.studies.processes import side_by_side
+from fedsynth.studies.tuning import tune
+
+
+@dataclass(frozen=True)
+class Work:
+    """How to go about it: `jobs` pieces side by side; None takes a run per core where that can be done."""
+
+    progress: bool | None
+    say: Callable[[str], None]
+    jobs: int | None
+
+    def do(self, runs: Sequence[tuple[str, Experiment]]) -> None:
+        """Carry out the runs that are not complete."""
+        left = [(name, experiment) for name, experiment in runs if not _file(experiment).is_file()]
+        jobs = min(self._jobs([experiment for _, experiment in left]), len(left))
+        if jobs > 1:
+            side_by_side([(name, partial(complete, on_one_core(e), False)) for name, e in left], jobs, self.say)
+            return
+        for number, (name, experiment) in enumerate(left, 1):
+            self.say(f"[{number}/{len(left)}] {name}")
+            complete(experiment, self.progress)
+
+    def tune(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], trials: int) -> dict[str, dict[str, Any]]:
+        """What the search chose for every method; the searches go side by side, the trials of one in their order."""
+        left = {name: table for name, table in tables.items() if not (folder / f"{name}.json").is_file()}
+        jobs = min(self._jobs([make_experiment(table) for table in left.values()]), len(left))
+        if jobs > 1:
+            pieces = [(f"tuning of {n}", partial(tune, folder, t, trials, _alone)) for n, t in left.items()]
+            side_by_side(pieces, jobs, self.say)
+        return {n: tune(folder, t, trials, lambda e: complete(e, self.progress)) for n, t in tables.items()}
+
+    def _jobs(self, experiments: Sequence[Experiment]) -> int:
+        if not experiments:
+            return 1
+        engine = experiments[0].engine
+        cores, _ = choose_workers(None, choose_device(engine.device))
+        if self.jobs is not None:
+            return self.jobs if cores else 1  # where processes cannot be forked, one after the other
+        return max(1, cores) if engine.workers is None and engine.name == "local" else 1
+
+
+def complete(experiment: Experiment, progress: bool | None) -> dict[str, Any]:
+    """The summary of a run: read if it is complete, otherwise made by resuming or by starting it."""
+    path = experiment.runs / str(experiment.name)
+    if _file(experiment).is_file():
+        return summary_of(experiment)
+    if (path / "manifest.json").is_file():
+        return run_experiment(experiment, resume=path, progress=progress).summary
+    if path.exists():  # killed while the folder was being made: nothing in it is worth keeping
+        shutil.rmtree(path)
+    return run_experiment(experiment, progress=progress).summary
+
+
+def on_one_core(experiment: Experiment) -> Experiment:
+    """The same experiment, its clients one after the other in one process."""
+    return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": 1})})
+
+
+def _alone(experiment: Experiment) -> dict[str, Any]:
+    return complete(on_one_core(experiment), False)
+
+
+def summary_of(experiment: Experiment) -> dict[str, Any]:
+    """The summary of a complete run."""
+    summary: dict[str, Any] = json.loads(_file(experiment).read_text(encoding="utf-8"))
+    return summary
+
+
+def _file(experiment: Experiment) -> Path:
+    return experiment.runs / str(experiment.name) / "summary.json"

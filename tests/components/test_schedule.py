@@ -1,0 +1,76 @@
+"""When slot values act: burn-in, every so many rounds, and clients and server in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from federations import SMALL, Finished
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsynth.components.schedule import NEVER, Scheduled
+from fedsynth.data.federated import FederatedData
+
+RunMethod = Callable[..., Finished]
+QUICK = {"steps": 1, "per_class": 1}
+TINY = {"model": SMALL["zda_cnn"], "local_epochs": 1, "batch_size": 64}
+
+
+def acting(done: Finished) -> tuple[list[int], list[int]]:
+    """The rounds in which clients make images, and those in which the server tunes."""
+    clients = [ask.round for ask in done.rounds() if "data" in ask.fields]
+    return clients, [ask.round for ask in done.asks if ask.task == "tune_model"]
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 9), st.integers(1, 60))
+def test_a_schedule_is_the_list_of_its_rounds(start: int, every: int, offset: int, last: int) -> None:
+    schedule = Scheduled(start_round=start, every=every, offset=offset)
+    rounds = [index for index in range(1, last + 1) if schedule.active(index)]
+    assert rounds == list(range(start + offset, last + 1, every))
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 4))
+def test_two_that_take_turns_never_meet_and_leave_no_gap(start: int, every: int, offset: int) -> None:
+    both = Scheduled(start_round=start, every=every, offset=offset)
+    one = Scheduled(start_round=start, every=2 * every, offset=offset)
+    other = Scheduled(start_round=start, every=2 * every, offset=offset + every)
+    for index in range(1, 50):
+        assert not (one.active(index) and other.active(index))
+        assert both.active(index) == (one.active(index) or other.active(index))
+
+
+def test_never_is_never() -> None:
+    assert not any(Scheduled(start_round=NEVER).active(index) for index in range(1, 1000))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "expected"),
+    [
+        ("fed_zdac", {"start_round": 3}, ([3, 4, 5], [])),
+        ("fed_zdac", {"start_round": 2, "every": 2}, ([2, 4], [])),
+        ("fed_zdas", {"start_round": 4}, ([], [4, 5])),
+        ("fed_zda", {"start_round": 4}, ([4, 5], [4, 5])),
+        ("fed_zda", {"turns": "alternate"}, ([1, 3, 5], [2, 4])),
+        ("fed_zda", {"turns": "alternate", "start_round": 2}, ([2, 4], [3, 5])),
+        ("fed_zda", {"turns": "alternate", "every": 2}, ([1, 5], [3])),
+    ],
+)
+def test_clients_and_server_act_in_their_rounds(
+    method: str,
+    settings: dict[str, object],
+    expected: tuple[list[int], list[int]],
+    digits: FederatedData,
+    run_method: RunMethod,
+) -> None:
+    done = run_method(method, digits, settings=QUICK | settings, rounds=5, fraction=0.4, **TINY)
+    assert acting(done) == expected
+    made = [ask.round for ask in done.asks if ask.task == "invert_model"]
+    assert made == expected[1], "the server makes images only when it tunes"
+
+
+def test_interior_points_wait_for_their_round_too(digits: FederatedData, run_method: RunMethod) -> None:
+    settings = {"steps": 1, "tune_epochs": 1, "start_round": 2, "every": 2, "secure": True}
+    done = run_method("agg_enhance", digits, model=SMALL["mlp"], settings=settings, rounds=5, fraction=0.4)
+    assert acting(done) == ([], [2, 4])
+    assert [ask.round for ask in done.rounds() if "remember" in ask.fields] == [2, 4]
