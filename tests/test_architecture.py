@@ -113,8 +113,6 @@ def test_everything_in_methods_registers_a_method():
     """What methods are built from stands in components; a large method is a package that registers it."""
     modules = {found.program.__module__ for found in all_methods()}
     homes = {module.split(".")[2] for module in modules if module.startswith("fedsynth.")}
-        found.program.__module__.split(".")[2] for found in all_methods() if "fedsynth." in found.program.__module__
-    }
     there = {path.stem for path in (ROOT / "methods").iterdir() if not path.name.startswith("__")}
     assert there == homes
 
