@@ -21,9 +21,9 @@ from fedsynth.studies.tuning import tune
 class Work:
     """How to go about it: `jobs` pieces side by side; None takes a run per core where that can be done."""
 
-    progress: bool | None
-    say: Callable[[str], None]
-    jobs: int | None
+    progress: bool | None = False
+    say: Callable[[str], None] = lambda text: None
+    jobs: int | None = None
 
     def do(self, runs: Sequence[tuple[str, Experiment]]) -> None:
         """Carry out the runs that are not complete."""
@@ -53,6 +53,9 @@ class Work:
         if self.jobs is not None:
             return self.jobs if cores else 1  # where processes cannot be forked, one after the other
         return max(1, cores) if engine.workers is None and engine.name == "local" else 1
+
+
+QUIETLY = Work()
 
 
 def complete(experiment: Experiment, progress: bool | None) -> dict[str, Any]:
