@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.engines.local import choose_workers
+from fedsynth.engines.pool import Pool
+from fedsynth.errors import FedsynthError, UserError
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.runner import choose_device, run_experiment
-from fedsynth.studies.processes import side_by_side
 from fedsynth.studies.tuning import tune
 
 
@@ -87,3 +89,18 @@ def summary_of(experiment: Experiment) -> dict[str, Any]:
 
 def _file(experiment: Experiment) -> Path:
     return experiment.runs / str(experiment.name) / "summary.json"
+
+
+def side_by_side(pieces: Sequence[tuple[str, Callable[[], object]]], jobs: int, say: Callable[[str], None]) -> None:
+    """Do named pieces of work, each in a process of its own; the first failure ends the others and is raised."""
+    pool = Pool[int](lambda place: pieces[place][1](), jobs, fresh=True)
+    try:
+        for done, ended in enumerate(pool.carry_out(deque(range(len(pieces)))), 1):
+            name = pieces[ended.job][0]
+            if ended.how == "died":
+                raise FedsynthError(f"{name}: its process ended without a word ({ended.why}).")
+            if ended.how != "done":
+                raise (UserError if ended.mistake else FedsynthError)(f"{name}: {ended.why}")
+            say(f"[{done}/{len(pieces)}] {name}")
+    finally:
+        pool.close()
