@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -71,8 +71,23 @@ class _Request(BaseModel):
     fields: dict[str, Any]
 
 
+class SiteAbout(BaseModel):
+    """What a site describes itself by before a run, to whoever asks: nothing of how much it has of what, which is for
+    tasks to release, under the site's policy and with an entry in the ledger."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")  # what nobody has asked for is dropped
+
+    site: str
+    fedsynth: str
+    code: str
+    shape: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    classes: list[str] = Field(min_length=2)
+    fingerprint: str
+    rehearsal: bool
+
+
 class Site:
-    """Answers requests for one site. `about` is what it tells of itself before a run.
+    """Answers requests for one site. `about` is how it describes itself before a run.
 
     Without `secret_noise` privacy noise comes from the request's seed: for rehearsals on data that is not private.
     """
@@ -83,23 +98,24 @@ class Site:
         data: DataHolder,
         folder: Path,
         policy: SitePolicy | None = None,
-        about: Mapping[str, Any] | None = None,
+        about: SiteAbout | None = None,
         device: str = "cpu",
         secret_noise: bool = True,
     ) -> None:
         self.name, self.data, self.folder = name, data, folder
-        self.policy, self.about = policy or SitePolicy(), dict(about or {})
+        self.policy, self.about = policy or SitePolicy(), about
         self.device, self.secret_noise = device, secret_noise
         own = data.client(name)
-        self._data_print = f"{self.about.get('fingerprint') or _hashed(own.train)} {own.public_size}"
+        self._data_print = f"{about.fingerprint if about else _hashed(own.train)} {own.public_size}"
 
     def respond(self, header: Mapping[str, Any], body: bytes) -> bytes:
         """The reply to whatever came through the door; there always is one."""
         try:
             task = header.get("task")
             if task == DESCRIBE:
-                self._log("told about itself: " + ", ".join(self.about))
-                return encode({"ok": True, "about": self.about})
+                about = self.about.model_dump() if self.about else {}
+                self._log("described itself: " + ", ".join(about))
+                return encode({"ok": True, "about": about})
             return self.answer(task if isinstance(task, str) else "", header, body)
         except Exception as error:
             self._log(f"failed outside any task\n{traceback.format_exc().rstrip()}")

@@ -30,7 +30,8 @@ def asked(folder: Path, table: dict[str, Any], **changes: Any) -> Question:
     file.write_text(json.dumps(table))
     tables = {**QUICK, "runs": str(folder)}
     return Question(
-        tables, **{"histograms": file, "examples": 60, "rounds": 4, "methods": ("fedavg",), "seeds": 3, **changes}
+        tables=tables,
+        **{"histograms": file, "examples": 60, "rounds": 4, "methods": ("fedavg",), "seeds": 3, **changes},
     )
 
 
