@@ -26,7 +26,7 @@ class FaultConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    dropout: float = Field(0.0, ge=0, le=1, description="chance that a client cannot be reached for an ask")
+    dropout: float = Field(0.0, ge=0, le=1, description="chance that a client cannot be reached for a request")
     failure: float = Field(0.0, ge=0, le=1, description="chance that a client breaks down in the middle of a task")
     delay: float = Field(0.0, ge=0, description="simulated seconds a message takes, both ways together")
     seconds_per_example: float = Field(0.0, ge=0, description="simulated seconds of work per training example")
@@ -107,7 +107,7 @@ class FaultyEngine:
         self.inner.close()
 
     def _begin(self, relay: str | None) -> None:
-        """A new ask begins now, unless it is the next stop of the relay under way."""
+        """A new request begins now, unless it is the next stop of the relay under way."""
         if relay is None or relay != self._relay:
             self._relay, self._lanes, self._began = relay, {}, self.clock
 

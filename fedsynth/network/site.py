@@ -35,7 +35,7 @@ from fedsynth.privacy import BudgetError
 RUN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 DESCRIBE = "describe_site"  # asks a site about itself, before there is a run to ask tasks in
 READ_THE_LOG = "the rest is in the log of that site"
-KEPT_BACK = "the policy of this site lets nothing out without a privacy guarantee; its log says more"
+KEPT_BACK = "the policy of this site releases nothing without a privacy guarantee; its log says more"
 ABOUT_THE_REQUEST = frozenset({WeightsError.__name__, NotFiniteError.__name__})
 """Errors whose text is about what was sent or names a field, and not about the data."""
 FOLLOWS_FROM_REQUESTS = frozenset({WeightsError.__name__, BudgetError.__name__})
@@ -138,7 +138,7 @@ class Site:
             started = time.perf_counter()
             done = self._host(folder).carry_out(self.name, decode(body))
             try:
-                answer = self._let_out(done, where)
+                answer = self._release(done, where)
             except (RefusalError, BudgetError) as error:
                 self._log(f"{where}: kept back, {error}")
                 return failed(error)
@@ -157,7 +157,7 @@ class Site:
         """The site's key, for the data as it is: the same request gets other noise when a record has come or gone."""
         return hmac.digest(kept_secret(self.folder / "noise.key"), self._data_print.encode(), "sha256")
 
-    def _let_out(self, done: Carried, where: str) -> dict[str, Any]:
+    def _release(self, done: Carried, where: str) -> dict[str, Any]:
         """An answer as it may leave, once it has been charged for; refused when policy or budget do not let it.
 
         A task that failed after its release is charged too: that it failed may tell what it had released. Where nothing

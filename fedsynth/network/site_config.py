@@ -21,7 +21,7 @@ from fedsynth.data.splits import split_clients
 from fedsynth.errors import ConfigError, DataError, FedsynthError
 from fedsynth.experiment.files import Tables
 from fedsynth.experiment.folder import code_fingerprint
-from fedsynth.experiment.plugins import beside, load_plugins
+from fedsynth.experiment.plugins import find_beside, load_plugins
 from fedsynth.network.policy import SitePolicy
 from fedsynth.network.site import Site, SiteAbout
 
@@ -86,7 +86,7 @@ def read_site(file: Path) -> SiteConfig:
         raise ConfigError(f'"{file}" cannot be read: {error.strerror}.') from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f'"{file}" is not a TOML file: {error}.') from None
-    table["plugins"] = beside(table.get("plugins", []), file.parent)
+    table["plugins"] = find_beside(table.get("plugins", []), file.parent)
     for section, kind in (("schema", SchemaConfig), ("data", DataConfig), ("policy", SitePolicy)):
         if section in table:
             try:

@@ -22,7 +22,7 @@ from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
 from fedsynth.studies.defaults import CANDIDATES
-from fedsynth.studies.histograms import Histograms, ask_histograms, read_histograms, scaled, supply_of
+from fedsynth.studies.histograms import Histograms, count_supply, read_histograms, request_histograms, scale_counts
 from fedsynth.studies.recommendation import ALWAYS, Advice, make_advice
 from fedsynth.studies.work import QUIETLY, Work
 
@@ -30,7 +30,7 @@ QUICK: dict[str, Tables] = {"gandalf": {"gan_steps": 300}}
 """Settings that make a candidate small enough to be tried."""
 FAST = {"optimizer": "adam", "lr": 0.003}  # learns in the few steps of a trial, unless the experiment says how
 OWN_TEST = 0.25  # of a client's examples: more than usual, since they are few
-PROTECTION = ("updates", "clip", "noise", "noise_at", "target")  # of [privacy]; nothing of a client alone needs it
+UPDATE_PRIVACY = ("updates", "clip", "noise", "noise_at", "target")  # of [privacy]; nothing of a client alone needs it
 
 
 class Question(BaseModel):
@@ -77,7 +77,7 @@ def _find_histograms(question: Question, given: Experiment, path: Path) -> Histo
     if question.histograms is not None:
         skew = read_histograms(question.histograms, question.epsilon, given.privacy.delta)
     else:
-        skew = ask_histograms(given, question.epsilon)
+        skew = request_histograms(given, question.epsilon)
     if np.count_nonzero(skew.counts.sum(axis=0)) < 2:
         raise ConfigError("There is nothing to tell apart: all examples are of one class.")
     path.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _rebuild_skew(question: Question, skew: Histograms, seed: int) -> tuple[Tabl
     if data.schema.classes > classes:
         section["classes"] = list(range(classes))
         data = _load_public(section, seed)
-    return section, scaled(ours, supply_of(data), question.examples)
+    return section, scale_counts(ours, count_supply(data), question.examples)
 
 
 def _load_public(section: Mapping[str, Any], seed: int) -> FederatedData:
@@ -147,7 +147,7 @@ def _make_tables(question: Question, method: str, section: Tables, counts: np.nd
         "evaluation": {"every": 0},
     }
     if method == "local":
-        kept = {key: value for key, value in given.get("privacy", {}).items() if key not in PROTECTION}
+        kept = {key: value for key, value in given.get("privacy", {}).items() if key not in UPDATE_PRIVACY}
         tables["privacy"] = kept
     tables.pop("data_seed", None)
     return tables
