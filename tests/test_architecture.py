@@ -17,13 +17,13 @@ LONGEST_FILE = 400  # lines
 EVERYWHERE = ("errors",)
 BASE = ("data.dataset", "seeding")
 ALLOWED = {
-    "learning": ("learning",),
+    "learning": ("learning", "seeding"),
     "synthesis": (
         "synthesis",
         "data.archives",
-        "learning.effort",
-        "learning.weights",
+        "learning",
         "privacy.dpsgd",  # clipping, sampling and noise are written once
+        "privacy.gaussian",
         "privacy.mechanisms",
     ),
     "privacy": ("privacy", "seeding"),

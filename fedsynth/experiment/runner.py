@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsynth.components.class_counts import told_counts
+from fedsynth.components.class_counts import report_counts
 from fedsynth.data.described import DescribedData, RunData
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.faults import FaultyEngine
@@ -214,7 +214,7 @@ def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, pat
     """
     if not isinstance(data, DescribedData) or not experiment.evaluation.class_counts:
         return data
-    known = data.with_counts(fed.once("class counts for the report", lambda: told_counts(fed)))
+    known = data.with_counts(fed.once("class counts for the report", lambda: report_counts(fed)))
     write_json(path / "manifest.json", known.manifest())
     return known
 

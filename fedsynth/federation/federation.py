@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -19,10 +19,14 @@ from fedsynth.federation.payload import PayloadError, decode, encode, not_finite
 from fedsynth.federation.port import POOLED, SERVER, Answers, Blob, Engine, Failure
 from fedsynth.federation.records import checked_record
 from fedsynth.federation.replies import Relayed, Replies, Route
-from fedsynth.federation.state import Policy, QuorumError, State, Watcher, picked
-from fedsynth.federation.tasks import Reply, Task, TaskError
+from fedsynth.federation.state import Policy, QuorumError, State, Watcher, picked, typed
+from fedsynth.federation.tasks import Task, TaskError
+from fedsynth.learning.models import Classifier, ModelSpec, initial_model
+from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.privacy import BudgetError, Guarantee, say_epsilon
 from fedsynth.seeding import Secret, generator, secret_generator
+
+T = TypeVar("T")
 
 
 class Federation:
@@ -49,9 +53,10 @@ class Federation:
                 f'A client cannot be called "{reserved[0]}": "{POOLED}" and names that begin with "{SERVER}" have a '
                 "meaning of their own here. Give it another name."
             )
-        self.round = 0
+        self.round = 0  # of the model that is evaluated
+        self._moment = 0  # rounds and steps of phases: what randomness is told apart by
         self.participation = Participation()
-        self._pooled, self._step, self._asks = pooled, 0, 0
+        self._pooled, self._checkpoint, self._asks = pooled, 0, 0
         self._secret, self.secret_noise = secret, secret is not None
         self._known = frozenset((*self.clients, POOLED))
         self._versions: dict[str, str] = {}
@@ -65,17 +70,38 @@ class Federation:
     # -- asking -------------------------------------------------------------------------------------------------
 
     def broadcast(
-        self, task: Task, to: Iterable[str] | None = None, quorum: float | None = None, **fields: Any
+        self,
+        task: Task,
+        to: Iterable[str] | None = None,
+        quorum: float | None = None,
+        attempts: int = 1,
+        **fields: Any,
     ) -> Replies:
-        """The same request to many clients (all, unless `to` says which). `quorum` stands in for the policy's."""
-        clients = list(self.clients if to is None else to)
-        body = self._request(task, clients, fields)
-        return self._ask(task, dict.fromkeys(clients, body), quorum)
+        """The same request to many clients (all, unless `to` says which). `quorum` stands in for the policy's.
 
-    def scatter(self, task: Task, requests: Mapping[str, Mapping[str, Any]], quorum: float | None = None) -> Replies:
-        """A different request to each client. `quorum` stands in for the policy's."""
-        bodies = {client: self._request(task, [client], fields) for client, fields in requests.items()}
-        return self._ask(task, bodies, quorum)
+        Clients that cannot be reached are asked up to `attempts` times.
+        """
+        clients = list(self.clients if to is None else to)
+        bodies = dict.fromkeys(clients, self._request(task, clients, fields))
+
+        def again(missing: list[str]) -> dict[str, bytes]:
+            return dict.fromkeys(missing, self._request(task, missing, fields))
+
+        return self._ask_repeatedly(task, bodies, quorum, attempts, again)
+
+    def scatter(
+        self,
+        task: Task,
+        requests: Mapping[str, Mapping[str, Any]],
+        quorum: float | None = None,
+        attempts: int = 1,
+    ) -> Replies:
+        """A different request to each client; `quorum` and `attempts` as in `broadcast`."""
+
+        def bodies(clients: Iterable[str]) -> dict[str, bytes]:
+            return {client: self._request(task, [client], requests[client]) for client in clients}
+
+        return self._ask_repeatedly(task, bodies(requests), quorum, attempts, bodies)
 
     def relay(
         self, task: Task, start: Mapping[str, Any] | Sequence[Mapping[str, Any]], routes: Sequence[Route]
@@ -90,7 +116,7 @@ class Federation:
         starts = [start] * len(routes) if isinstance(start, Mapping) else start
         carried = [Relayed(fields=dict(fields)) for fields in starts]
         stops = [route if callable(route) else _along(route) for route in routes]
-        relay = f"{self._step}-{self._asks}"
+        relay = f"{self._checkpoint}-{self._asks}"
         for stop in itertools.count(1):
             following = {route: asked(carried[route]) for route, asked in enumerate(stops)}
             now = {client: route for route, client in following.items() if client is not None}
@@ -113,13 +139,13 @@ class Federation:
                 carried[route].arrive(client, replies, names)
         raise AssertionError("a count has no end")
 
-    def compute(self, task: Task, jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Reply]:
+    def compute(self, task: Task, jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Work of the server's own, by name, over the cores of its engine. Nothing of it crosses to a client."""
         requests = {SERVER + name: self._request(task, [], fields) for name, fields in jobs.items()}
         self._asks += 1
         answers = self.engine.ask(task.name, requests, None)
         self.participation.notes.extend(answers.notes)
-        done: dict[str, Reply] = {}
+        done: dict[str, Any] = {}
         for name in jobs:
             failure = answers.failures.get(SERVER + name)
             answer = {} if failure else decode(answers.replies[SERVER + name].read())
@@ -140,9 +166,9 @@ class Federation:
             {
                 "task": task.name,
                 "id": f"{self._asks}",
-                "step": self._step + 1,
+                "step": self._checkpoint + 1,
                 "seed": self.seed,
-                "round": self.round,
+                "round": self._moment,
                 "states": {c: self._versions[c] for c in clients if c in self._versions},
                 **limit,
                 **(stop or {}),
@@ -150,10 +176,29 @@ class Federation:
             }
         )
 
+    def _ask_repeatedly(
+        self,
+        task: Task,
+        requests: dict[str, bytes],
+        quorum: float | None,
+        attempts: int,
+        again: Callable[[list[str]], dict[str, bytes]],
+    ) -> Replies:
+        """Ask, and ask those again who could not be reached; the quorum is of those who answered in the end."""
+        replies = self._ask(task, requests, quorum if attempts == 1 else 0.0)
+        for _ in range(attempts - 1):
+            missing = [client for client, failure in replies.failures.items() if failure.may_pass]
+            if not missing:
+                break
+            replies = replies.joined_by(self._ask(task, again(missing), quorum=0.0))
+        if attempts > 1:
+            self._check_quorum(task, replies, self.policy.quorum if quorum is None else quorum)
+        return replies
+
     def _ask(self, task: Task, requests: dict[str, bytes], quorum: float | None = None) -> Replies:
-        strangers = set(requests) - self._known
-        if strangers:
-            raise FedsynthError(f"These clients are not part of the federation: {sorted(strangers)}.")
+        unknown = set(requests) - self._known
+        if unknown:
+            raise FedsynthError(f"These clients are not part of the federation: {sorted(unknown)}.")
         self._asks += 1
         for client, body in requests.items():
             self.participation.request(client, task.name, len(body))
@@ -201,7 +246,7 @@ class Federation:
             self.participation.release(client, task.name, task.leaves(), fields, guarantees)
         for failure in failures.values():
             self.participation.failure(failure, task.name, self.round)
-        return Replies(task, accepted, failures)
+        return Replies(task, accepted, failures, order)
 
     def _check_quorum(self, task: Task, replies: Replies, quorum: float) -> None:
         answered, asked = len(replies), len(replies) + len(replies.failures)
@@ -227,11 +272,19 @@ class Federation:
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose of the server in this round."""
-        return generator(self.seed, purpose, "server", self.round)
+        return generator(self.seed, purpose, "server", self._moment)
 
     def noise_rng(self, purpose: str) -> np.random.Generator:
         """Random numbers for privacy noise that the server adds; by the secret key, where there is one."""
-        return self.rng(purpose) if self._secret is None else secret_generator(self._secret(), purpose, self.round)
+        return self.rng(purpose) if self._secret is None else secret_generator(self._secret(), purpose, self._moment)
+
+    def initial_weights(self, spec: ModelSpec) -> Weights:
+        """The weights that every method of this seed starts from; clients can make them, too."""
+        return weights_of(self.initial_model(spec))
+
+    def initial_model(self, spec: ModelSpec) -> Classifier:
+        """The model that every method of this seed starts from."""
+        return initial_model(self.seed, spec, self.schema)
 
     def pooled(self) -> str:
         """The pretended client that holds everybody's data, for upper bounds. Only a simulation has it."""
@@ -270,11 +323,21 @@ class Federation:
     # -- the journal --------------------------------------------------------------------------------------------
 
     def rounds(self, name: str, count: int, state: State) -> Iterator[int]:
-        """Count rounds, from 1; after each the state is validated, recorded and kept. A resumed run goes on
-        after its last kept round, with `state` as it was then. A program that sets `state.finished` ends them early."""
+        """Count rounds of the model that is evaluated, from 1; after each `state` is validated, recorded and kept.
+
+        A resumed run goes on after its last kept round, with `state` as it was then. A program that sets
+        `state.finished` ends them early.
+        """
+        return self._count(name, count, state, evaluated=True)
+
+    def steps(self, name: str, count: int, state: State) -> Iterator[int]:
+        """Count the steps of a phase that is no round, such as training GANs; each is kept as a round is."""
+        return self._count(name, count, state, evaluated=False)
+
+    def _count(self, name: str, count: int, state: State, evaluated: bool) -> Iterator[int]:
         self._enter(name)
         if name in self._finished:
-            state.__dict__.update(self.journal.phase(name)["state"])
+            state.restore(self.journal.phase(name)["state"])
             return
         done = self._take_up(name, state)
         ledger = self.participation.ledger
@@ -282,16 +345,15 @@ class Federation:
             ledger.begin_phase()
         if self.watcher:
             self.watcher.phase_started(name, count, done)
-        stop = False
         for index in range(done + 1, count + 1):
-            self.round += 1
+            self._moment += 1
+            self.round += evaluated
             self._inside = name
             ledger.begin_round()
             yield index
             ledger.end_round()
             self._inside = ""
-            if self.watcher:
-                stop = self.watcher.round_done(self, name, state)
+            stop = bool(self.watcher and self._observe(name, state, evaluated))
             last = stop or index == count or vars(state).get("finished", False) or self._spent_up()
             if last:
                 self._finish(name, {"state": vars(state)})
@@ -300,6 +362,14 @@ class Federation:
                 break
         if count == 0:
             self._finish(name, {"state": vars(state)})
+
+    def _observe(self, name: str, state: State, evaluated: bool) -> bool:
+        """Have the watcher look at what a round or step left; whether to stop here."""
+        assert self.watcher is not None
+        if evaluated:
+            return self.watcher.round_done(self, name, state)
+        self.watcher.step_done(self, name)
+        return False
 
     def _spent_up(self) -> bool:
         """Whether one more round like the last would bring a client past its privacy budget."""
@@ -314,13 +384,17 @@ class Federation:
         )
         return True
 
-    def once(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do a piece of work once in the life of a run and keep what it gave, clients' private states included."""
+    def once(self, name: str, work: Callable[[], T], kind: Any = None) -> T:
+        """Do a piece of work once in the life of a run and keep what it gave, clients' private states included.
+
+        What is kept comes back as plain dicts and lists, or as `kind` where that is given.
+        """
         self._enter(name)
         if name not in self._finished:
             self._finish(name, {"result": work()})
             self._keep(None, 0, None)
-        return self.journal.phase(name)["result"]
+        result = self.journal.phase(name)["result"]
+        return typed(kind, result) if kind is not None else result
 
     def _enter(self, name: str) -> None:
         """A phase begins: by a name of its own, and not inside another, or a resumed run would lose its place."""
@@ -334,7 +408,7 @@ class Federation:
         kept, self._current = self._current, None
         if kept is None or kept["phase"] != name:
             return 0
-        state.__dict__.update(kept["state"])
+        state.restore(kept["state"])
         return int(kept["index"])
 
     def _finish(self, name: str, values: dict[str, Any]) -> None:
@@ -342,13 +416,14 @@ class Federation:
         self._finished.append(name)
 
     def _keep(self, phase: str | None, index: int, state: State | None) -> None:
-        self._step += 1
+        self._checkpoint += 1
         self._asks = 0
         self.journal.write(
-            self._step,
+            self._checkpoint,
             {
-                "step": self._step,
+                "step": self._checkpoint,
                 "round": self.round,
+                "moment": self._moment,
                 "phase": phase,
                 "index": index,
                 "finished": self._finished,
@@ -370,7 +445,8 @@ class Federation:
             if self.watcher:
                 self.watcher.restore({})
             return
-        self._step, self.round, self._seconds = kept["step"], kept["round"], kept["seconds"]
+        self._checkpoint, self.round, self._moment = kept["step"], kept["round"], kept["moment"]
+        self._seconds = kept["seconds"]
         self._finished, self._versions = list(kept["finished"]), dict(kept["versions"])
         self.participation = Participation.from_dict(kept["participation"])
         self._current = kept if kept["phase"] else None

@@ -89,7 +89,10 @@ class TaskHost:
             task = find_task(request["task"])
             client = self._client(client_id, request)
             client.answers(task.name, request["fields"])
-            with reproducible(derive(client.seed, "torch", task.name, *client.occasion)), measured_effort() as effort:
+            with (
+                reproducible(derive(client.seed, "torch", task.function.__name__, *client.occasion)),
+                measured_effort() as effort,
+            ):
                 reply = task.run(client, request["fields"])
             if reply is None or reply is not client.released or client.sealed is None:
                 raise TaskError(f'The task "{task.name}" returned something that did not go through client.release.')

@@ -1,12 +1,14 @@
 """Values that may pass between server and clients, as bytes without pickle.
 
-A payload is a tree of dicts and lists with tensors, numpy arrays and plain JSON values at its leaves. It is written
-as one safetensors file: the tensors under readable names, the tree as JSON in the file's metadata. Reading it
-executes no code, and the same bytes serve the wire, the checkpoints and the private state of clients.
+A payload is a tree of pydantic models, dataclasses, dicts and lists with tensors, numpy arrays and plain JSON values at
+its leaves; it is read as dicts and lists, which a task's types turn into what they were. It is written as one
+safetensors file: the tensors under readable names, the tree as JSON in the file's metadata. Reading it executes no
+code, and the same bytes serve the wire, the checkpoints and the private state of clients.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import zlib
@@ -112,7 +114,9 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
             raise PayloadError(f'"{path}" is an array of {value.dtype}, which cannot be sent.') from error
         return {MARK: "array", "name": _store(tensor, path, tensors)}
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        value = value.model_dump()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = fields_of(value)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key == MARK:
@@ -123,6 +127,11 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     raise PayloadError(
         f'"{path}" is a {type(value).__name__}, which cannot be sent: use tensors, numbers, text, lists.'
     )
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _store(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
@@ -165,6 +174,10 @@ def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 def not_finite(value: Any, path: str = "") -> Iterator[str]:
     """Where in a tree of fields there are NaN or infinite numbers."""
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = fields_of(value)
     if isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:

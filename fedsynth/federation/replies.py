@@ -18,11 +18,17 @@ class Replies(Mapping[str, Any]):
     model in memory, however many clients answered.
     """
 
-    def __init__(self, task: Task, blobs: dict[str, Blob], failures: dict[str, Failure]) -> None:
-        self._task, self._blobs, self.failures = task, blobs, failures
+    def __init__(self, task: Task, blobs: dict[str, Blob], failures: dict[str, Failure], order: Sequence[str]) -> None:
+        self._task, self.failures, self._order = task, failures, order
+        self._blobs = {client: blobs[client] for client in order if client in blobs}
 
     def __getitem__(self, client: str) -> Any:
         return self._task.read_reply(decode(self._blobs[client].read())["fields"])
+
+    def joined_by(self, later: Replies) -> Replies:
+        """These and what those who failed have answered when they were asked again, in the order of the first."""
+        failures = {client: f for client, f in (self.failures | later.failures).items() if client not in later}
+        return Replies(self._task, self._blobs | later._blobs, failures, self._order)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._blobs)

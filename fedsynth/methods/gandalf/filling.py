@@ -1,4 +1,4 @@
-"""What a client lacks to an even mix of classes, and who is to make how much of it (GANDALF, section 4.2)."""
+"""Who is to make how much of what a client lacks (GANDALF, section 4.2)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from fedsynth.components.grouping import kl
-
-
-def shortage(counts: np.ndarray) -> np.ndarray:
-    """H: what each class lacks to be as large as the largest (figure 4)."""
-    counts = np.asarray(counts, dtype=np.int64)
-    return np.asarray(counts.max() - counts)
+from fedsynth.components.shortage import split_exactly
 
 
 def choose_generators(client_mix: np.ndarray, mixes: list[np.ndarray], j: int) -> list[int]:
@@ -52,27 +47,3 @@ def share_out(shortage: np.ndarray, tau: float, known: np.ndarray, weights: np.n
         knowing = np.flatnonzero(known[:, label])
         parts[knowing, label] = split_exactly(int(wanted[label]), weights[knowing, label])
     return parts
-
-
-def split_exactly(total: int, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers in proportion to the weights that add up to `total`, by largest remainders; ties to the first.
-
-    Without any weight all parts are alike. No part is larger than its exact share rounded up.
-    """
-    weights = np.asarray(weights, dtype=np.float64)
-    if not weights.sum() > 0:
-        weights = np.ones(len(weights))
-    exact = total * (weights / weights.sum())
-    parts = np.floor(exact).astype(np.int64)
-    order = np.argsort(parts - exact, kind="stable")
-    parts[order[: total - int(parts.sum())]] += 1
-    return parts
-
-
-def drop_surplus(labels: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Rows to keep so that no class has more than is wanted of it: the first that came."""
-    labels = np.asarray(labels)
-    order = np.argsort(labels, kind="stable")
-    ordered = labels[order]
-    earlier = np.arange(len(labels)) - np.searchsorted(ordered, ordered)  # of the same class, before this one
-    return np.asarray(np.sort(order[earlier < np.asarray(wanted)[ordered]]))

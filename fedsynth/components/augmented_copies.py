@@ -1,0 +1,44 @@
+"""Settings of augmented copies: images that are rotated, shifted and, where it makes sense, mirrored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from fedsynth.data.dataset import Schema
+from fedsynth.errors import UserError
+from fedsynth.synthesis.static import Static
+
+
+class CopySettings(BaseModel):
+    """How far copies may differ from their originals."""
+
+    rotate: float = Field(15.0, ge=0, le=180, description="largest angle, in degrees, to either side")
+    shift: float = Field(0.1, ge=0, le=0.5, description="largest shift, as a share of width and height")
+    flip: bool = Field(False, description="mirror every other copy; makes nonsense of digits and letters")
+    padding: Literal["edge", "zero"] = Field("edge", description="what moves in from outside: the edge's pixels, or 0")
+
+    def static_augmentation(self) -> Static:
+        """The settings as the augmentation wants them."""
+        return Static(self.rotate, self.shift, self.flip, self.padding)
+
+
+def require_pictures(schema: Schema) -> None:
+    """Only images can be rotated and shifted."""
+    if len(schema.shape) != 3:
+        raise UserError(
+            f"Static augmentation rotates and shifts images, but an example of this data has shape {schema.shape}; "
+            "choose another method, or give data.shape."
+        )
+
+
+def require_images(schema: Schema) -> tuple[int, int, int]:
+    """The shape of an image that can be synthesised, or an error that says what is needed."""
+    if len(schema.shape) != 3 or min(schema.shape[1:]) < 4:
+        raise UserError(
+            f"The decoder draws images of at least 4x4 pixels, but an example of this data has shape {schema.shape}; "
+            "choose a method that makes no images, or give data.shape."
+        )
+    channels, height, width = schema.shape
+    return channels, height, width
