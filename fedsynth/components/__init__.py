@@ -1,3 +1,3 @@
-"""What methods are built from. Importing it makes the kinds of update privacy known."""
+"""What methods are built from. Importing it makes known what the loop finds by name."""
 
-from fedsynth.components import noisy_updates, protected_updates, secure_updates  # noqa: F401
+from fedsynth.components import noisy_updates, protected_updates, secure_updates, slot_methods  # noqa: F401

@@ -6,8 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from fedsynth.data.dataset import Schema
-from fedsynth.errors import UserError
 from fedsynth.synthesis.static import Static
 
 
@@ -22,23 +20,3 @@ class CopySettings(BaseModel):
     def static_augmentation(self) -> Static:
         """The settings as the augmentation wants them."""
         return Static(self.rotate, self.shift, self.flip, self.padding)
-
-
-def require_pictures(schema: Schema) -> None:
-    """Only images can be rotated and shifted."""
-    if len(schema.shape) != 3:
-        raise UserError(
-            f"Static augmentation rotates and shifts images, but an example of this data has shape {schema.shape}; "
-            "choose another method, or give data.shape."
-        )
-
-
-def require_images(schema: Schema) -> tuple[int, int, int]:
-    """The shape of an image that can be synthesised, or an error that says what is needed."""
-    if len(schema.shape) != 3 or min(schema.shape[1:]) < 4:
-        raise UserError(
-            f"The decoder draws images of at least 4x4 pixels, but an example of this data has shape {schema.shape}; "
-            "choose a method that makes no images, or give data.shape."
-        )
-    channels, height, width = schema.shape
-    return channels, height, width

@@ -21,6 +21,7 @@ from fedsynth.components.slots import (
     ObjectiveSlot,
     OwnExamples,
     Plain,
+    SecureSettings,
     SlotValue,
 )
 from fedsynth.components.synthetic_samples import Samples
@@ -34,7 +35,6 @@ from fedsynth.privacy import Guarantee, PrivacyConfig
 
 if TYPE_CHECKING:
     from fedsynth.components.loop import Loop
-    from fedsynth.components.secure_aggregation import SecureSettings
 
 
 class Update(Reply):

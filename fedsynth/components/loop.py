@@ -10,15 +10,15 @@ A round is an exchange and a combination. What a method does in between is its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict, Unpack
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from fedsynth.components.local_training import TrainRequest, Update, UpdatePrivacy, kept_entries
 from fedsynth.components.recalibration import recalibrate
-from fedsynth.components.settings import MethodConfig, PublishedForm
+from fedsynth.components.settings import MethodConfig
 from fedsynth.components.slots import (
     AggregationContext,
     Aggregator,
@@ -38,7 +38,6 @@ from fedsynth.components.slots import (
     RoundInfo,
     ServerOptimizer,
     ServerSlot,
-    SlotValue,
     TakeAverage,
     check_halves,
 )
@@ -267,33 +266,3 @@ def update_privacy(cfg: MethodConfig, trainings: int = 1) -> UpdatePrivacy:
         around: Any = kinds["secure_sum"]
         privacy = around.around(privacy, cfg.privacy)
     return privacy
-
-
-def loop_method(
-    value: type[SlotValue], beside: Mapping[str, type[SlotValue]]
-) -> tuple[Callable[[Federation, Any], Outcome], type[LoopConfig]]:
-    """The program and the settings of a method that is the loop with these values in their slots."""
-    values = {value.slot: value, **beside}
-    fields: dict[str, Any] = {
-        name: (field.annotation, field) for kind in values.values() for name, field in kind.model_fields.items()
-    }
-    bases = (PublishedForm, LoopConfig) if issubclass(value, PublishedForm) else (LoopConfig,)
-    make: Any = create_model  # its types do not allow for several bases
-    config = make(f"{value.__name__}Config", __base__=bases, __module__=value.__module__, **fields)
-    config.__doc__ = f"Settings of {value.__name__}."
-    config.search = value.search
-    if issubclass(value, PublishedForm):
-        config.published = value.published
-    keeps: Kept = getattr(values.get("objective"), "keeps", "nothing")
-
-    def program(fed: Federation, cfg: LoopConfig) -> Outcome:
-        own: Any = {slot: kind(**settings_of(cfg, kind)) for slot, kind in values.items()}
-        return federated_loop(fed, cfg, keeps, **own)
-
-    program.__module__ = value.__module__
-    return program, config
-
-
-def settings_of(cfg: LoopConfig, kind: type[SlotValue]) -> dict[str, Any]:
-    """The settings of a slot value, out of those of a method that has them."""
-    return {name: getattr(cfg, name) for name in kind.model_fields}

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedsynth.components.slots import SecureSettings
 from fedsynth.federation import Client, Federation, QuorumError, Replies, Reply, leaves, task
 from fedsynth.federation.tasks import Task
 from fedsynth.privacy import Guarantee, PureEvent
@@ -46,15 +47,6 @@ from fedsynth.privacy.words import EVERY_UPDATE, MASKED
 
 KEPT = "secure sum"  # in the private state: the secrets of the sum that is under way
 Values = NDArray[np.float64]
-
-
-class SecureSettings(BaseModel):
-    """What clients are told: how large a share of them must stay, and what the ε of their updates, if any, is about."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    threshold: float
-    scope: Scope | None = None
 
 
 class SecureRound(BaseModel):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch.nn.functional as F
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_serializer
@@ -16,16 +16,14 @@ from torch import Tensor
 
 from fedsynth.components.synthetic_samples import Samples
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.federation import Client, Federation
+from fedsynth.federation import Client, Federation, Message
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective
 from fedsynth.learning.weights import Weights
 from fedsynth.privacy.dpsgd import Loss
-
-if TYPE_CHECKING:
-    from fedsynth.components.secure_aggregation import SecureSettings
+from fedsynth.privacy.guarantee import Scope
 
 Memory = dict[str, Any]
 """What a slot value remembers at the server from round to round; it goes into checkpoints."""
@@ -79,10 +77,8 @@ class SlotValue(BaseModel):
 
     @classmethod
     def as_method(cls, beside: Mapping[str, type[SlotValue]]) -> tuple[Callable[..., Any], type[Any]]:
-        """The method that is FedAvg with this value in its slot, and those beside it: its program and its settings."""
-        from fedsynth.components.loop import loop_method
-
-        return loop_method(cls, beside)
+        """The method that is FedAvg with this value in its slot, and those beside it (see `slot_methods.py`)."""
+        raise NotImplementedError
 
 
 # -- what happens at a client ---------------------------------------------------------------------------------------
@@ -212,6 +208,13 @@ class ServerOptimizer(SlotValue, slot="server"):
 
 class TakeAverage(ServerOptimizer, name="none"):
     """The average is the next model."""
+
+
+class SecureSettings(Message):
+    """How sums are kept secure: how large a share of the clients must stay, what the ε of their updates is about."""
+
+    threshold: float
+    scope: Scope | None = None
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsynth.components.augmented_copies import CopySettings, require_pictures
+from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.class_counts import class_counts
-from fedsynth.components.grouping import balanced_groups
 from fedsynth.components.sequential import SequentialConfig, SequentialLoop
 from fedsynth.components.settings import PublishedForm
 from fedsynth.components.synthetic_data import KeptSamples
 from fedsynth.components.synthetic_samples import Samples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
+from fedsynth.learning.grouping import balanced_groups
 from fedsynth.synthesis.static import Static, fill_classes
 
 
@@ -94,7 +94,7 @@ def astraea(fed: Federation, cfg: AstraeaConfig) -> Outcome:
     """Classes are balanced by augmented copies; in groups with an even mix clients train sequentially."""
     loop = SequentialLoop(fed, cfg, local_data=KeptSamples())
     if cfg.augment:
-        require_pictures(fed.schema)
+        fed.schema.require_images(1)
     counts = fed.once("count classes", lambda: class_counts(fed, cfg.counts_epsilon, cfg.privacy.delta))
     if cfg.augment:
         fed.once("balance classes", lambda: balance(fed, cfg, counts))

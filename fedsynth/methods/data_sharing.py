@@ -23,10 +23,10 @@ from torch import Tensor
 
 from fedsynth.components.class_counts import class_counts
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
-from fedsynth.components.shortage import split_exactly
 from fedsynth.components.synthetic_data import KeptSamples
 from fedsynth.components.synthetic_samples import Samples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
+from fedsynth.synthesis.class_balance import split_exactly
 
 EXPOSED = "Real training examples with their labels left the clients and went to other clients; nothing protects them."
 

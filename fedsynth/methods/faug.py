@@ -22,10 +22,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsynth.components.ablations import draw_real_samples
-from fedsynth.components.augmented_copies import require_images
 from fedsynth.components.personal_training import ALONE, train_further
 from fedsynth.components.settings import MethodConfig
-from fedsynth.components.shortage import shortage_to_largest
 from fedsynth.components.synthetic_samples import Samples, as_bytes, keep_samples, train_examples
 from fedsynth.federation import Client, Done, Federation, Message, Outcome, Reply, State, leaves, method, task
 from fedsynth.learning.models import ModelSpec
@@ -33,6 +31,7 @@ from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import PLAIN, CrossEntropy
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanConfig, GanRequest
 from fedsynth.methods.pfl_gan.refining import refine_gan
+from fedsynth.synthesis.class_balance import shortage_to_largest
 from fedsynth.synthesis.gan import GanSpec, load_generator, make_images
 from fedsynth.synthesis.static import Static, fill_classes
 
@@ -123,7 +122,7 @@ def mean_scores(client: Client, spec: ModelSpec) -> tuple[Tensor, Tensor]:
 def faug(fed: Federation, cfg: FaugConfig) -> Outcome:
     """A GAN of everybody's seed images tops up rare classes, and clients distil each other's mean scores."""
     if cfg.seeds:
-        require_images(fed.schema)
+        fed.schema.require_images()
         fed.once("augment", lambda: augment(fed, cfg))
     classes = fed.schema.classes
     state = FaugState(model=None, personal="alone", scores={})

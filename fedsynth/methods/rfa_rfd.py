@@ -7,8 +7,8 @@ must not be taken for its authors':
 Once, every client trains a conditional GAN and sends its generator; the server draws a set with each and trains an
 auto-encoder on all of them. A client's anomaly a_i is the mean reconstruction error of its set; its weight in every
 average is its number of examples times exp(−κ · max(0, a_i − median) / median absolute deviation): who is no worse than
-the middle counts in full. After each average the server distils: it trains the global model on synthetic images towards the
-mean answers of the clients' models, weighed the same way.
+the middle counts in full. After each average the server distils: it trains the global model on synthetic images towards
+the mean answers of the clients' models, weighed the same way.
 
 With `kappa = 0` and `tune_epochs = 0` it is FedAvg, bit-identical, and no GANs are trained.
 """

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedsynth.components.augmented_copies import CopySettings, require_pictures
+from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
 from fedsynth.components.settings import PublishedForm
 from fedsynth.components.synthetic_data import KeptSamples
@@ -54,7 +54,7 @@ def static_augmentation(fed: Federation, cfg: StaticConfig) -> Outcome:
     """Clients double the classes they have few of by augmented copies, then FedAvg."""
     Loop(fed, cfg, local_data=KeptSamples())
     if cfg.copies:
-        require_pictures(fed.schema)
+        fed.schema.require_images(1)
         static = cfg.static_augmentation()
         fed.once("augment", lambda: len(fed.broadcast(augment_minorities, copies=cfg.copies, static=static)))
     return federated_loop(fed, cfg, local_data=KeptSamples())

@@ -24,7 +24,6 @@ again then. With λ = 0 and nothing synthetic it is FedAvg, bit-identical.
 from __future__ import annotations
 
 from fedsynth.components.ablations import draw_from_all
-from fedsynth.components.augmented_copies import require_images
 from fedsynth.components.loop import Loop, LoopState
 from fedsynth.components.slots import RoundInfo
 from fedsynth.components.synthetic_samples import Samples
@@ -61,7 +60,7 @@ class FedVae:
     """The preliminary rounds (algorithm 1, lines 2 to 6)."""
 
     def __init__(self, fed: Federation, cfg: FedVaeConfig, conditional: bool, lr: float | None = None) -> None:
-        require_images(fed.schema)
+        fed.schema.require_images()
         if cfg.local_data is not None:
             raise ConfigError("FedDPMS and FedVAE train on data of their own: remove method.local_data.")
         self.fed, self.loop = fed, Loop(fed, cfg)

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from fedsynth.components.ablations import stand_ins
 from fedsynth.components.local_training import TrainRequest, Update, fit_objective
-from fedsynth.components.shortage import even_shortage
 from fedsynth.components.slots import LocalContext
 from fedsynth.components.synthetic_samples import Samples
 from fedsynth.federation import Client, Message, Reply, leaves, task
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights, weights_of
-from fedsynth.methods.feddpms.matching import abundant_classes, decidedly_scarce, scarce_classes
 from fedsynth.privacy.guarantee import Guarantee
 from fedsynth.privacy.mechanisms import gaussian_event
+from fedsynth.synthesis.class_balance import abundant_classes, decidedly_scarce, scarce_classes, wanted_of_scarce
 from fedsynth.synthesis.latent_statistics import (
     Calibration,
     LatentModel,
@@ -237,15 +236,6 @@ def fill_order(client: Client, net: VaeNet, order: Order, synthesis: Synthesis) 
     assert order.latents is not None
     wanted = wanted_of_scarce(client.class_counts(), synthesis.classes, synthesis.quota)
     return draw_images(net, order.latents, wanted, synthesis.certainty, synthesis.tries, client.rng("synthesis"))
-
-
-def wanted_of_scarce(counts: np.ndarray, classes: int | Literal["auto"], quota: int | Literal["even"]) -> np.ndarray:
-    """How many examples of each class to draw: for the scarcest classes, `quota` each or up to an even share."""
-    n = decidedly_scarce(counts) if classes == "auto" else classes
-    wanted = np.zeros(len(counts), dtype=np.int64)
-    scarce = scarce_classes(counts, n)
-    wanted[scarce] = even_shortage(counts)[scarce] if quota == "even" else quota
-    return wanted
 
 
 def published_means(

@@ -25,17 +25,15 @@ import numpy as np
 import torch
 
 from fedsynth.components.ablations import Controls, draw_from_all
-from fedsynth.components.augmented_copies import require_images
 from fedsynth.components.class_counts import class_counts, noise_of_counts
-from fedsynth.components.grouping import balanced_groups
 from fedsynth.components.sequential import SequentialLoop
 from fedsynth.components.synthetic_data import GeneratedSamples, KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.learning.grouping import balanced_groups
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.gandalf.clients import Generators, TopUp, surely_there, top_up
-from fedsynth.methods.gandalf.filling import choose_generators
-from fedsynth.methods.gandalf.handoff import GanTrainer, group_similar
+from fedsynth.methods.gandalf.handoff import GanTrainer, choose_generators, group_similar
 from fedsynth.methods.gandalf.settings import AveragedConfig, EachAloneConfig, GandalfConfig, OneGroupConfig
 from fedsynth.synthesis.gan import generator_weights, load_generator, make_images
 from fedsynth.synthesis.gan_watch import COLLAPSED, mean_distance
@@ -102,7 +100,7 @@ class Gandalf:
         table = np.stack([self.counts.get(client, np.zeros(fed.schema.classes)) for client in fed.clients])
         even = [[fed.clients[row] for row in group] for group in balanced_groups(table, cfg.mediators)]
         if cfg.tau and (cfg.synthetic != "none" or cfg.static):
-            require_images(fed.schema)
+            fed.schema.require_images()
             self.augment(even)
         return self.loop.run(even)
 

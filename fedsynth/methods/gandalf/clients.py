@@ -8,15 +8,14 @@ from torch import Tensor
 
 from fedsynth.components.ablations import stand_ins
 from fedsynth.components.class_counts import post_processing_guarantee, released_counts
-from fedsynth.components.grouping import shares
 from fedsynth.components.local_training import UpdatesSlot
 from fedsynth.components.private_gan import fit_gan_privately
-from fedsynth.components.shortage import drop_surplus, shortage_to_largest
 from fedsynth.components.synthetic_samples import Samples, keep_samples
 from fedsynth.federation import Client, Done, Message, Reply, leaves, task
+from fedsynth.learning.grouping import shares
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.gandalf.filling import amounts, share_out
+from fedsynth.synthesis.class_balance import amounts, drop_surplus, share_out, shortage_to_largest
 from fedsynth.synthesis.gan import GanSpec, GanTraining, load_gan, load_generator, make_images, train_gan
 from fedsynth.synthesis.static import Static, fill_classes
 

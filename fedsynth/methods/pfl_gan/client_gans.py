@@ -15,7 +15,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsynth.components.augmented_copies import require_images
 from fedsynth.components.local_training import Unprotected, UpdatesSlot
 from fedsynth.components.loop import update_privacy
 from fedsynth.components.private_gan import fit_gan_privately
@@ -25,8 +24,8 @@ from fedsynth.components.synthetic_samples import Samples, as_bytes
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.federation import Client, Federation, Message, Reply, State, leaves, task
 from fedsynth.federation.journal import Journal
+from fedsynth.learning.similarity import Rule, divergences, groups, neighbours, profile
 from fedsynth.learning.weights import Weights, weights_of
-from fedsynth.methods.pfl_gan.similarity import Rule, divergences, groups, neighbours, profile
 from fedsynth.privacy.guarantee import constant_guarantee
 from fedsynth.seeding import derive, generator
 from fedsynth.synthesis.autoencoder import (
@@ -221,7 +220,7 @@ class Similarity:
 
 def find_similar(fed: Federation, cfg: GanConfig) -> Similarity:
     """Have all clients train GANs, draw a set with each, and compare the sets."""
-    require_images(fed.schema)
+    fed.schema.require_images()
     public = None
     if cfg.autoencoder not in ("synthetic", "untrained"):
         public = as_bytes(read_public_images(cfg.autoencoder, fed.schema.shape))

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsynth.components.personal_training import train_further
-from fedsynth.components.shortage import drop_surplus, shortage_to_largest
 from fedsynth.components.synthetic_samples import Samples, keep_samples, kept_samples
 from fedsynth.federation import Client, Done, Federation, Message, task
 from fedsynth.federation.tasks import Task
@@ -20,6 +19,7 @@ from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import PLAIN, CrossEntropy
 from fedsynth.methods.pfl_gan.client_gans import ClientGan
+from fedsynth.synthesis.class_balance import drop_surplus, shortage_to_largest
 from fedsynth.synthesis.gan import GanSpec, load_generator, make_images
 
 GENERATOR = "generator"  # in the private state

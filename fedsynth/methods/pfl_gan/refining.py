@@ -8,8 +8,8 @@ import numpy as np
 
 from fedsynth.components.synthetic_samples import Samples
 from fedsynth.federation import Client, Federation, State, task
+from fedsynth.learning.similarity import Rule, samples_to_take
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanRequest, Learnt, Similarity
-from fedsynth.methods.pfl_gan.similarity import Rule, samples_to_take
 from fedsynth.seeding import derive, generator
 from fedsynth.synthesis.gan import build_gan, generator_weights, train_gan
 
