@@ -117,6 +117,12 @@ def test_everything_in_methods_registers_a_method():
     assert there == homes
 
 
+def test_the_authors_of_methods_find_all_in_one_module():
+    assert {name.split(".")[0] for name in imports_of(ROOT / "api.py")} <= {
+        *("components", "federation", "learning", "methods", "privacy"),
+    }
+
+
 def test_errors_and_seeding_lean_on_nothing():
     assert imports_of(ROOT / "errors.py") == set()
     assert imports_of(ROOT / "seeding.py") == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining, learning_rate
@@ -110,7 +111,7 @@ class MethodConfig(BaseModel):
         return []
 
     @classmethod
-    def own_settings(cls) -> dict[str, Any]:
+    def own_settings(cls) -> dict[str, FieldInfo]:
         """The settings a user may give in the `[method]` section."""
         return {name: field for name, field in cls.model_fields.items() if name not in MethodConfig.model_fields}
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation.federation import Federation
+from fedsynth.federation.payload import Fields
 from fedsynth.learning.weights import Weights
 
 
@@ -21,7 +22,7 @@ class Outcome:
 
     model: Weights | None
     personal: str = ""
-    personal_settings: dict[str, Any] = field(default_factory=dict)
+    personal_settings: Fields = field(default_factory=dict)
     no_global: str = ""
 
 

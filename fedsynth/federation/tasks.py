@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedsynth.errors import FedsynthError, UserError, nearest
+from fedsynth.federation.payload import Fields
 
 if TYPE_CHECKING:
     from fedsynth.federation.trials import TrialMaker
@@ -43,7 +44,7 @@ class Reply(Message):
             if not field.description:
                 raise TaskError(f"{cls.__name__}.{name} must say what leaves the client: use leaves('…').")
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """The fields by name, as they are (no copies)."""
         return {name: getattr(self, name) for name in type(self).model_fields}
 
@@ -72,7 +73,7 @@ class Task:
         if not (isinstance(self.reply_type, type) and issubclass(self.reply_type, Reply)):
             raise TaskError(f'The task "{self.name}" must be annotated to return a subclass of Reply.')
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        fields: dict[str, Any] = {
+        fields: Fields = {
             p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default) for p in parameters
         }
         config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
