@@ -1,6 +1,7 @@
 """Generative adversarial networks (and a VAE in their place) on the data of one holder. The door to this part."""
 
 from fedsynth.synthesis.gan_model import (
+    COLLAPSED,
     Gan,
     GanSpec,
     build_gan,
@@ -8,13 +9,13 @@ from fedsynth.synthesis.gan_model import (
     load_gan,
     load_generator,
     make_images,
+    mean_distance,
 )
 from fedsynth.synthesis.gan_private import PrivateGanFit, train_gan_private
-from fedsynth.synthesis.gan_training import DEFAULTS, PUBLISHED, GanFit, GanTraining, Moments, train_gan
+from fedsynth.synthesis.gan_training import GanFit, GanTraining, Moments, train_gan
 
 __all__ = [
-    "DEFAULTS",
-    "PUBLISHED",
+    "COLLAPSED",
     "Gan",
     "GanFit",
     "GanSpec",
@@ -26,6 +27,7 @@ __all__ = [
     "load_gan",
     "load_generator",
     "make_images",
+    "mean_distance",
     "train_gan",
     "train_gan_private",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -16,6 +17,8 @@ from fedsynth.learning.weights import Weights, check_match, load_weights, weight
 from fedsynth.synthesis.gan_nets import Critic, Encoder, Generator, Shape
 
 GENERATOR = "generator."
+MOST_COMPARED = 200  # images of a class whose pairs are measured: enough for a mean, and a bounded table
+COLLAPSED = 0.4  # of the mean distance: a class whose images are nearer to each other has collapsed
 
 
 class GanSpec(BaseModel):
@@ -114,6 +117,13 @@ def make_images(
             here = slice(start, start + batch)
             made.append(generator(z[here], None if labels is None else labels[here].to(like.device)))
     return torch.cat(made).clone(memory_format=torch.contiguous_format)
+
+
+def mean_distance(images: Tensor) -> float:
+    """The mean distance between two of these images; nan for fewer than two."""
+    if len(images) < 2:
+        return math.nan
+    return float(torch.pdist(images[:MOST_COMPARED].flatten(1).float()).mean())
 
 
 def torch_generator(rng: np.random.Generator) -> torch.Generator:

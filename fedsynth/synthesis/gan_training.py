@@ -48,17 +48,6 @@ class GanTraining(BaseModel):
     balanced: bool = Field(default=True, description="Whether all classes are drawn equally often.")
 
 
-DEFAULTS = {
-    "wgan_gp": GanTraining(),
-    "r1": GanTraining(batch_size=64, critic_steps=1),
-    "vae": GanTraining(batch_size=64, betas=(0.9, 0.999)),
-}
-"""What works for each kind."""
-
-PUBLISHED = GanTraining(batch_size=256, generator_lr=5e-5, critic_lr=1e-4, balanced=False)
-"""As GANDALF prints it (section 5)."""
-
-
 @dataclass(frozen=True)
 class GanFit:
     """What a training did. Losses are means over its steps, nan when one was not finite (and it stopped there)."""
