@@ -31,8 +31,9 @@ from fedsynth.methods.gandalf.visits import train_gan_visit
 from fedsynth.methods.pfl_gan.client_gans import train_own_gan
 from fedsynth.privacy import Event, Guarantee, SampledGaussianEvent, gaussian_epsilon
 from fedsynth.privacy.config import SMALLEST
-from fedsynth.synthesis.gan import Gan, GanSpec, GanTraining, build_gan
-from fedsynth.synthesis.gan_nets import Critic
+from fedsynth.synthesis.gan import Gan, GanSpec, build_gan
+from fedsynth.synthesis.gan_networks import Critic
+from fedsynth.synthesis.gan_training import GanTraining
 
 OTHERS = 3  # records that are the same in both data sets
 SURE_OF = 10.0  # a score so far above the others that a network is certain

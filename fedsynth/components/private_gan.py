@@ -7,9 +7,11 @@ from torch import Tensor
 from fedsynth.components.update_privacy import NUMBER_PUBLIC, Protection, calibrated_noise
 from fedsynth.federation import Client
 from fedsynth.privacy import Guarantee
-from fedsynth.privacy.dpsgd import dp_rate
+from fedsynth.privacy.dpsgd import DpSgdNoise, dp_rate
 from fedsynth.privacy.guarantee import SampledGaussianEvent
-from fedsynth.synthesis.gan import Gan, GanTraining, train_gan_private
+from fedsynth.synthesis.gan import Gan, TrainingImages
+from fedsynth.synthesis.gan_private import train_gan_private
+from fedsynth.synthesis.gan_training import GanTraining
 
 CALIBRATED = "calibrated noise of a GAN"  # in the private state
 
@@ -35,18 +37,9 @@ def private_gan_fit(
         critic_steps = max(1, visits * steps * training.critic_steps)
         rate = dp_rate(client.public_size, training.batch_size)
         noise = calibrated_noise(client, CALIBRATED, protection, rate, critic_steps)
-    fit = train_gan_private(
-        net,
-        x,
-        y,
-        training,
-        steps,
-        protection.clip,
-        noise,
-        client.noise_rng("gan"),
-        known,
-        size=client.public_size,
-    )
+    images = TrainingImages(x, y, known, client.public_size)
+    hidden = DpSgdNoise(clip=protection.clip, noise=noise)
+    fit = train_gan_private(net, images, training, steps, hidden, client.noise_rng("gan"))
     return Guarantee(
         mechanism=f"DP-SGD of the critic, gradients clipped to {protection.clip:g}, noise multiplier {noise:.4g}",
         events=(SampledGaussianEvent(rate=fit.rate, noise=noise, steps=fit.critic_steps),),

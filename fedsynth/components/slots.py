@@ -20,7 +20,7 @@ from fedsynth.federation import Client, Federation
 from fedsynth.learning.aggregators import krum, median, trimmed_mean, weighted_mean
 from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.learning.server_optimizers import server_step
+from fedsynth.learning.server_optimizers import AdaptiveSettings, server_step
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective
 from fedsynth.learning.weights import Weights
 from fedsynth.privacy.dpsgd import Loss
@@ -221,38 +221,11 @@ class TakeAverage(ServerOptimizer, name="none"):
     """The average is the next model."""
 
 
-class AdaptiveSettings(BaseModel):
-    """Settings of the server's optimiser, for the slot and for the method that is named after it."""
-
-    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = Field("adam", description="the server's optimiser")
-    server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum, for sgd")
-    beta1: float | None = Field(None, ge=0, lt=1, description="decay of the first moment (0.9; for adagrad 0)")
-    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
-    tau: float = Field(1e-3, gt=0, description="adaptivity: larger is closer to plain averaging")
-
-
 class AdaptiveServer(AdaptiveSettings, ServerOptimizer, name="fedopt"):
     """SGD with momentum, Adam, Yogi or Adagrad on the averaged change."""
 
-    @property
-    def _first_decay(self) -> float:
-        """β1 of the paper's experiments where none was given."""
-        return self.beta1 if self.beta1 is not None else 0.0 if self.optimizer == "adagrad" else 0.9
-
     def step(self, model: Weights, target: Weights, memory: dict[str, Any], setting: Setting) -> Weights:
-        return server_step(
-            model,
-            target,
-            memory.setdefault("server", {}),
-            setting.trained,
-            self.optimizer,
-            self.server_lr,
-            self.momentum,
-            self._first_decay,
-            self.beta2,
-            self.tau,
-        )
+        return server_step(model, target, memory.setdefault("server", {}), setting.trained, self)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from fedsynth.privacy import (
     sampled_gaussian_noise,
 )
 from fedsynth.privacy.config import LARGEST, SMALLEST, NoiseAt
-from fedsynth.privacy.dpsgd import Loss, check_model, dp_fit, dp_rate, dp_steps
+from fedsynth.privacy.dpsgd import DpSgdTraining, Loss, check_model, dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.mechanisms import add_gaussian, add_laplace, clip_weights
 from fedsynth.privacy.words import EVERY_UPDATE
 
@@ -214,19 +214,11 @@ def private_fit(
     """Train by DP-SGD; what that proves about the weights. Made examples among (x, y) are treated like records."""
     size = client.public_size + len(x) - len(client.data.train)
     noise = client_noise(client, size, training, protection)
-    done = dp_fit(
-        net,
-        x,
-        y,
-        epochs=training.epochs,
-        batch_size=training.batch_size,
-        clip=protection.clip,
-        noise=noise,
-        rng=client.noise_rng("dp-sgd"),
-        optimizer=make_optimizer(net.parameters(), training),
-        loss=loss,
-        size=size,
+    private = DpSgdTraining(
+        clip=protection.clip, noise=noise, examples=size, batch_size=training.batch_size, epochs=training.epochs
     )
+    optimizer = make_optimizer(net.parameters(), training)
+    done = dp_fit(net, x, y, private, optimizer, client.noise_rng("dp-sgd"), loss)
     assert done.event is not None
     return Guarantee(
         mechanism=f"DP-SGD, gradients clipped to {protection.clip:g}, noise multiplier {noise:.4g}",

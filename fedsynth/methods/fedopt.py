@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.components.slots import AdaptiveServer, AdaptiveSettings
+from fedsynth.components.slots import AdaptiveServer
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.learning.server_optimizers import AdaptiveSettings
 
 
 class FedOptConfig(AdaptiveSettings, LoopConfig):

@@ -19,14 +19,8 @@ from fedsynth.components.update_privacy import NOISE, Protection, bare_noise_gua
 from fedsynth.federation import Client, Done, Reply, leaves, task
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.weights import Weights
-from fedsynth.synthesis.gan import (
-    GanSpec,
-    GanTraining,
-    load_gan,
-    load_generator,
-    make_images,
-    train_gan,
-)
+from fedsynth.synthesis.gan import GanSpec, TrainingImages, load_gan, load_generator, make_images
+from fedsynth.synthesis.gan_training import GanTraining, train_gan
 from fedsynth.synthesis.static import Static, fill_classes
 
 SURE = 3.0  # standard deviations of the noise above which a noisy count says that a class is there
@@ -94,7 +88,7 @@ def train_gan_visit(
         if known.any():
             guarantee = private_gan_fit(client, net, x, y, known, training, steps, protection, visits)
         return client.release(HandOff(gan=net.weights(), moments={}, losses=[]), gan=guarantee)
-    fit = train_gan(net, x, y, training, steps, client.rng("gan"), moments or None)
+    fit = train_gan(net, TrainingImages(x, y), training, steps, client.rng("gan"), moments or None)
     weights, guarantees = net.weights(), {}
     if protection is not None:
         weights = with_bare_noise(weights, list(weights), protection, client.noise_rng(NOISE))

@@ -32,15 +32,8 @@ from fedsynth.synthesis.autoencoder import (
     reconstruction_errors,
     train_autoencoder,
 )
-from fedsynth.synthesis.gan import (
-    GanSpec,
-    GanTraining,
-    build_gan,
-    generator_weights,
-    load_generator,
-    make_images,
-    train_gan,
-)
+from fedsynth.synthesis.gan import GanSpec, TrainingImages, build_gan, generator_weights, load_generator, make_images
+from fedsynth.synthesis.gan_training import GanTraining, train_gan
 
 KEPT = "the clients' GANs"  # the phase that keeps them
 MOST_FOR_ENCODER = 20_000  # images that the auto-encoder learns from, at most
@@ -133,7 +126,7 @@ def train_own_gan(
         guarantee = private_gan_fit(client, gan, x, y, everything, training, steps, protection)
         private = OwnGan(generator=generator_weights(gan.weights()), classes=list(range(client.schema.classes)))
         return client.release(private, generator=guarantee, classes=says_nothing(guarantee))
-    train_gan(gan, x, y, training, steps, generator(client.seed, "own gan training", client.id))
+    train_gan(gan, TrainingImages(x, y), training, steps, generator(client.seed, "own gan training", client.id))
     return client.release(OwnGan(generator=generator_weights(gan.weights()), classes=sorted(set(y.tolist()))))
 
 

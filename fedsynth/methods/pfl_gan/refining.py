@@ -14,7 +14,8 @@ from fedsynth.learning.weights import Weights
 from fedsynth.methods.pfl_gan.client_gans import Learnt, Likeness, MadeSet, as_floats
 from fedsynth.methods.pfl_gan.similarity import Rule, samples
 from fedsynth.seeding import derive, generator
-from fedsynth.synthesis.gan import GanSpec, GanTraining, build_gan, generator_weights, train_gan
+from fedsynth.synthesis.gan import GanSpec, TrainingImages, build_gan, generator_weights
+from fedsynth.synthesis.gan_training import GanTraining, train_gan
 
 
 @task
@@ -24,7 +25,7 @@ def refine_gan(
     """A fresh GAN on one T_i; `name` tells it from the others, whatever the order of work."""
     gan = build_gan(spec, client.schema.shape, client.schema.classes, derive(client.seed, "refined gan", name))
     rng = generator(client.seed, "refined gan training", name)
-    train_gan(gan, as_floats(images), labels, training, steps, rng)
+    train_gan(gan, TrainingImages(as_floats(images), labels), training, steps, rng)
     return client.release(Learnt(weights=generator_weights(gan.weights())))
 
 
