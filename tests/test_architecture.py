@@ -20,7 +20,7 @@ ALLOWED = {
     "learning": ("learning",),
     "synthesis": (
         "synthesis",
-        "data.archives",
+        "data.readers.archives",
         "learning.effort",
         "learning.weights",
         "privacy.dpsgd",  # clipping, sampling and noise are written once

@@ -15,9 +15,9 @@ import numpy as np
 from fedsynth.data import manifest as numbers
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import ClientData, Dataset, Schema
-from fedsynth.data.dealing import apportion
 from fedsynth.data.mixture import Mixture, mix
 from fedsynth.data.partition import PartitionConfig, divide, parse_partition
+from fedsynth.data.partition.allocation import apportion
 from fedsynth.data.sources import load_sources
 from fedsynth.data.splits import assert_disjoint, split_clients
 from fedsynth.errors import DataError, nearest
