@@ -20,7 +20,7 @@ ALLOWED = {
     "learning": ("learning", "seeding"),
     "synthesis": (
         "synthesis",
-        "data.archives",
+        "data.readers.archives",
         "learning",
         "privacy.dpsgd",  # clipping, sampling and noise are written once
         "privacy.gaussian",

@@ -33,8 +33,9 @@ from fedsynth.methods.gandalf.clients import GanVisit, train_gan_visit
 from fedsynth.methods.pfl_gan.client_gans import train_own_gan
 from fedsynth.privacy import Event, Guarantee, SampledGaussianEvent, gaussian_epsilon
 from fedsynth.privacy.config import SMALLEST
-from fedsynth.synthesis.gan import Gan, GanSpec, GanTraining, build_gan
-from fedsynth.synthesis.gan_nets import Critic
+from fedsynth.synthesis.gan import Gan, GanSpec, build_gan
+from fedsynth.synthesis.gan_networks import Critic
+from fedsynth.synthesis.gan_training import GanTraining
 from fedsynth.synthesis.latent_statistics import COUNT_WEIGHT, Calibration, MeanSearch, noisy_means
 from fedsynth.synthesis.vae_classifier import LATENT, VaeNet, VaeSpec, start_vae
 

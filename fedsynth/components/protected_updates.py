@@ -33,7 +33,7 @@ from fedsynth.privacy import (
     sampled_gaussian_noise,
 )
 from fedsynth.privacy.config import LARGEST, SMALLEST
-from fedsynth.privacy.dpsgd import check_model, dp_fit, dp_rate, dp_steps
+from fedsynth.privacy.dpsgd import DpSgdTraining, check_model, dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.guarantee import constant_guarantee
 from fedsynth.privacy.mechanisms import add_gaussian, clip_weights
 from fedsynth.privacy.words import EVERY_UPDATE, NUMBER_PUBLIC
@@ -153,19 +153,11 @@ class DpSgdUpdates(ProtectedUpdates, name="dp_sgd"):
         client, net, training = local.client, local.net, local.training
         size = client.public_size + len(x) - len(client.data.train)  # synthetic examples are treated like records
         noise = self.noise_of(client, CALIBRATED, dp_rate(size, training.batch_size), self._steps(size, training))
-        done = dp_fit(
-            net,
-            x,
-            local.labels,
-            epochs=training.epochs,
-            batch_size=training.batch_size,
-            clip=self.clip,
-            noise=noise,
-            rng=client.noise_rng("dp-sgd"),
-            optimizer=make_optimizer(net.parameters(), training),
-            loss=request.objective.record_loss(local),
-            size=size,
+        private = DpSgdTraining(
+            clip=self.clip, noise=noise, examples=size, batch_size=training.batch_size, epochs=training.epochs
         )
+        optimizer, loss = make_optimizer(net.parameters(), training), request.objective.record_loss(local)
+        done = dp_fit(net, x, local.labels, private, optimizer, client.noise_rng("dp-sgd"), loss)
         assert done.event is not None
         guarantee = Guarantee(
             mechanism=f"DP-SGD, gradients clipped to {self.clip:g}, noise multiplier {noise:.4g}",

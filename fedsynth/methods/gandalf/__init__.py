@@ -35,8 +35,7 @@ from fedsynth.learning.weights import Weights
 from fedsynth.methods.gandalf.clients import Generators, TopUp, surely_there, top_up
 from fedsynth.methods.gandalf.handoff import GanTrainer, choose_generators, group_similar
 from fedsynth.methods.gandalf.settings import AveragedConfig, EachAloneConfig, GandalfConfig, OneGroupConfig
-from fedsynth.synthesis.gan import generator_weights, load_generator, make_images
-from fedsynth.synthesis.gan_watch import COLLAPSED, mean_distance
+from fedsynth.synthesis.gan import COLLAPSED, generator_weights, load_generator, make_images, mean_distance
 
 ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
 PICTURED = 50  # images of each class that a GAN shows; pictures have the first ten, `quality` evaluates all
@@ -170,7 +169,7 @@ class Gandalf:
         for number, (weights, group, there) in enumerate(zip(gans, groups, known, strict=True), 1):
             images, labels = self.samples(weights, there, number)
             self.fed.show(f"gan-{number}", images, labels)
-            apart = [float(mean_distance(images[labels == c])) for c in labels.unique().tolist()]
+            apart = [mean_distance(images[labels == c]) for c in labels.unique().tolist()]
             least, mean = (min(apart), sum(apart) / len(apart)) if apart else (None, None)
             rows.append([f"GAN {number}", len(group), int(there.sum()), mean, least])
             if least is not None and mean is not None and least < COLLAPSED * mean:

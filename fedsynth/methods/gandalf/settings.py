@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.sequential import SequentialConfig
 from fedsynth.components.settings import PublishedForm
-from fedsynth.synthesis.gan import GanSpec, GanTraining
+from fedsynth.synthesis.gan import GanSpec
+from fedsynth.synthesis.gan_training import GanTraining
 
 
 class GandalfConfig(PublishedForm, CopySettings, SequentialConfig):

@@ -36,15 +36,8 @@ from fedsynth.synthesis.autoencoder import (
     reconstruction_errors,
     train_autoencoder,
 )
-from fedsynth.synthesis.gan import (
-    GanSpec,
-    GanTraining,
-    build_gan,
-    generator_weights,
-    load_generator,
-    make_images,
-    train_gan,
-)
+from fedsynth.synthesis.gan import GanSpec, TrainingImages, build_gan, generator_weights, load_generator, make_images
+from fedsynth.synthesis.gan_training import GanTraining, train_gan
 
 KEPT = "the clients' GANs"  # the phase that keeps them
 MOST_FOR_ENCODER = 20_000  # images that the auto-encoder learns from, at most
@@ -157,7 +150,8 @@ def train_own_gan(client: Client, request: GanRequest) -> OwnGan:
         private = OwnGan(generator=generator_weights(gan.weights()), classes=list(range(classes)))
         return client.release(private, generator=guarantee, classes=constant_guarantee(guarantee))
     x, y = client.data.train.tensors()
-    train_gan(gan, x, y, request.training, request.steps, generator(client.seed, "own gan training", client.id))
+    rng = generator(client.seed, "own gan training", client.id)
+    train_gan(gan, TrainingImages(x, y), request.training, request.steps, rng)
     return client.release(OwnGan(generator=generator_weights(gan.weights()), classes=sorted(set(y.tolist()))))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from fedsynth.data.config import DataConfig
-from fedsynth.data.raw import Part, Raw
+from fedsynth.data.readers.raw import Part, Raw
 from fedsynth.errors import DataError
 
 ENDINGS = {".png", ".jpg", ".jpeg"}

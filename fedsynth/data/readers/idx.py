@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsynth.data.archives import read_stream
 from fedsynth.data.config import DataConfig
-from fedsynth.data.raw import Part, Raw, as_examples, check_part
+from fedsynth.data.readers.archives import read_stream
+from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError
 
 UNSIGNED_BYTE = 8

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsynth.data.config import DataConfig
-from fedsynth.data.raw import Part, Raw, as_examples, check_part
+from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError, nearest
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "<NA>", "n/a"]

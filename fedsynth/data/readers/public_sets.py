@@ -7,11 +7,11 @@ import string
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedsynth.data.arrays import cifar_files, is_packed, read_cifar_binary, read_npz, read_packed
 from fedsynth.data.config import DataConfig
-from fedsynth.data.hub import HubSet, hub_is_installed, read_hub
-from fedsynth.data.idx import idx_names, read_idx_folder
-from fedsynth.data.raw import Raw
+from fedsynth.data.readers.arrays import cifar_files, is_packed, read_cifar_binary, read_npz, read_packed
+from fedsynth.data.readers.hub import HubSet, hub_is_installed, read_hub
+from fedsynth.data.readers.idx import idx_names, read_idx_folder
+from fedsynth.data.readers.raw import Raw
 from fedsynth.errors import DataError
 
 VARIABLE = "FEDSYNTH_DATA"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsynth.data.archives import check_unpacked_size
 from fedsynth.data.config import DataConfig
-from fedsynth.data.raw import Part, Raw, as_examples, check_part
+from fedsynth.data.readers.archives import check_unpacked_size
+from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError
 
 PIXELS = 3 * 32 * 32

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import AliasChoices, Field, field_validator
 
-from fedsynth.data.dealing import (
+from fedsynth.data.partition.allocation import (
     apportion,
     deal,
     fit_to_supply,
@@ -16,7 +16,7 @@ from fedsynth.data.dealing import (
     share_classes,
     split_by_proportions,
 )
-from fedsynth.data.partition_registry import PartitionConfig, Parts, partitioner
+from fedsynth.data.partition.registry import PartitionConfig, Parts, partitioner
 from fedsynth.errors import DataError
 
 MIN_SIZE_NAMES = AliasChoices("min_size", "min_partition_size")

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from fedsynth.data.config import DataConfig
-from fedsynth.data.raw import Part, Raw, as_examples, check_part
+from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError
 
 Download = Callable[[str], Path]

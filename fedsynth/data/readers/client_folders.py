@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsynth.data.arrays import is_packed, read_npz
 from fedsynth.data.config import DataConfig
-from fedsynth.data.idx import idx_names, read_idx_folder
-from fedsynth.data.pictures import class_folders, read_image_folder
-from fedsynth.data.raw import Part, Raw, describe_shape
-from fedsynth.data.tables import difference, read_csv, read_parquet
+from fedsynth.data.readers.arrays import is_packed, read_npz
+from fedsynth.data.readers.idx import idx_names, read_idx_folder
+from fedsynth.data.readers.image_folders import class_folders, read_image_folder
+from fedsynth.data.readers.raw import Part, Raw, describe_shape
+from fedsynth.data.readers.tables import difference, read_csv, read_parquet
 from fedsynth.errors import DataError
 
 Reader = Callable[[Path, DataConfig], Raw]
