@@ -22,7 +22,8 @@ from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.evaluation.views import final_evaluation
-from fedsynth.experiment.config import Experiment, make_experiment, read_experiment
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import read_run_config
 from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
 from fedsynth.experiment.plugins import plugin_files
 from fedsynth.experiment.progress import Quiet, make_progress
@@ -280,9 +281,6 @@ def resume_run(
     path: Path, progress: bool | None = None, accept_code_change: bool = False, trust_plugins: bool = False
 ) -> RunResult:
     """Go on with a run from its folder. `trust_plugins`: the plug-ins that its config names may be executed."""
-    file = path / "config.json"
-    if not file.is_file():
-        raise ConfigError(f'"{path}" is not a run folder: it has no config.json.')
-    tables = read_experiment(file, trust_plugins)
+    tables = read_run_config(path, trust_plugins)
     check_same_code(path, plugin_files(tables.get("plugins") or ()), accept_code_change)  # before they are executed
     return run_experiment(make_experiment(tables), path, progress, accept_code_change)
