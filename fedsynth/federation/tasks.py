@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _REGISTRY: dict[str, Task] = {}
 RAW = "raw"
-PLUGIN_PREFIX = "fedsynth_plugin_"  # begins the names of modules that plug-ins are imported as
 
 
 class TaskError(FedsynthError):
@@ -120,8 +119,7 @@ class Task:
 
 def qualified_name(function: Callable[..., Reply]) -> str:
     """A task's name: its module, without the package and its room, and its function ("fedavg.train")."""
-    module = function.__module__.removeprefix(PLUGIN_PREFIX)
-    parts = module.split(".")
+    parts = function.__module__.split(".")
     return ".".join([*(parts[2:] if parts[0] == "fedsynth" else parts[-1:]), function.__name__])
 
 
