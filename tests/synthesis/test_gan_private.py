@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsynth.errors import ConfigError
-from fedsynth.privacy.dpsgd import DpSgdNoise
+from fedsynth.privacy.dpsgd import DpSgdNoise, check_model
 from fedsynth.privacy.mechanisms import clip_rows
 from fedsynth.synthesis.gan import Gan, GanSpec, TrainingImages, build_gan
 from fedsynth.synthesis.gan_private import _Records, train_gan_private
