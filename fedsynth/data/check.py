@@ -11,8 +11,8 @@ import numpy as np
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import Dataset
-from fedsynth.data.raw import Raw, describe_shape, number_labels, resized
-from fedsynth.data.silos import client_differences, client_paths, read_client, same_channels
+from fedsynth.data.readers.client_folders import client_differences, client_paths, read_client, same_channels
+from fedsynth.data.readers.raw import Raw, describe_shape, number_labels, resized
 from fedsynth.data.sources import Source, load_sources
 from fedsynth.errors import DataError
 

@@ -6,10 +6,8 @@ copied out of the pool only when they are asked for.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,9 @@ import numpy as np
 from fedsynth.data import manifest as numbers
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import ClientData, Dataset, Schema
-from fedsynth.data.dealing import apportion
 from fedsynth.data.mixture import Mixture, mix
 from fedsynth.data.partition import PartitionConfig, divide, parse_partition
+from fedsynth.data.partition.allocation import apportion
 from fedsynth.data.sources import load_sources
 from fedsynth.data.splits import assert_disjoint, split_clients
 from fedsynth.errors import DataError, nearest
@@ -82,10 +80,6 @@ class FederatedData:
         bounds = self.bounds[self.position(client)]
         return int(bounds[1] - bounds[0])
 
-    def source_of(self, client: str) -> str:
-        """The name of the source that a client's examples come from."""
-        return self.source_names[self.client_sources[self.position(client)]]
-
     def counts(self, part: str = "train") -> np.ndarray:
         """Examples per client and class in one part: "train", "validation" or "test"."""
         if part == "test" and self.config.client_test == "source":
@@ -128,10 +122,6 @@ class FederatedData:
             "skew": numbers.realised_skew(sum(counts.values(), start=np.zeros_like(counts["train"]))),
             "counts": numbers.count_table(self.clients, counts),
         }
-
-    def save_manifest(self, path: Path | str) -> None:
-        """Write the manifest as JSON."""
-        Path(path).write_text(json.dumps(self.manifest(), indent=1) + "\n", encoding="utf-8")
 
 
 def load_federated(

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsynth.data.arrays import read_npz
 from fedsynth.data.config import ClassList, DataConfig
 from fedsynth.data.dataset import Dataset, Schema
-from fedsynth.data.idx import read_idx_folder
-from fedsynth.data.known import KNOWN, find_known, read_known
-from fedsynth.data.pictures import read_image_folder
-from fedsynth.data.raw import Part, Raw, describe_shape, number_labels, resized
-from fedsynth.data.silos import read_clients
-from fedsynth.data.tables import read_csv, read_parquet
+from fedsynth.data.readers.arrays import read_npz
+from fedsynth.data.readers.client_folders import read_clients
+from fedsynth.data.readers.idx import read_idx_folder
+from fedsynth.data.readers.image_folders import read_image_folder
+from fedsynth.data.readers.public_sets import KNOWN, find_known, read_known
+from fedsynth.data.readers.raw import Part, Raw, describe_shape, number_labels, resized
+from fedsynth.data.readers.tables import read_csv, read_parquet
 from fedsynth.errors import ConfigError, DataError, nearest
 from fedsynth.seeding import generator
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsynth.components.class_counts import told_counts
-from fedsynth.data.described import DescribedData, RunData
+from fedsynth.components.class_counts import report_counts
 from fedsynth.data.federated import FederatedData, load_federated
+from fedsynth.data.run_data import DescribedData, RunData
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
@@ -215,7 +215,7 @@ def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, pat
     """
     if not isinstance(data, DescribedData) or not experiment.evaluation.class_counts:
         return data
-    known = data.with_counts(fed.once("class counts for the report", lambda: told_counts(fed)))
+    known = data.with_counts(fed.once("class counts for the report", lambda: report_counts(fed)))
     write_json(path / "manifest.json", known.manifest())
     return known
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsynth.engines.envelope import EnvelopeError, digest, pack, seal, unpack
+from fedsynth.engines.envelope import EnvelopeError, digest, pack, seal, task_of, unpack
 from fedsynth.network.door import BrokenOffError, ClosedDoorError, knock
 
 Door = Callable[[Path, Mapping[str, object], bytes], tuple[Mapping[str, object], bytes]]
@@ -34,7 +34,8 @@ class SiteApp(ClientApp):
         try:
             header, body = unpack(message.content)
             key = header["id"]
-            category, _, task = message.metadata.message_type.partition(".")
+            category, _, action = message.metadata.message_type.partition(".")
+            task = task_of(action)
             if category != "query":
                 raise EnvelopeError("only queries are answered")
             _, reply = self.door(Path(str(context.node_config["site"])), {**header, "task": task}, body)

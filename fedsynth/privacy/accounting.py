@@ -53,11 +53,6 @@ def epsilon_bound(events: Events, delta: float) -> float:
     return _bound(_counted(events), delta)
 
 
-def rdp_epsilon(events: Events, delta: float) -> float:
-    """ε by Rényi accounting: quick, 7 to 70 percent larger than `epsilon`, and what many papers print."""
-    return _rdp(_counted(events), delta)
-
-
 def sampled_gaussian_noise(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """The smallest noise multiplier with which `steps` on Poisson samples cost no more than ε at this δ."""
     if epsilon <= 0:
@@ -153,6 +148,7 @@ def _simple_bound(events: Counted, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _rdp(events: Counted, delta: float) -> float:
+    """ε by Rényi accounting: quick, 7 to 70 percent larger than `epsilon`, and what many papers print."""
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 

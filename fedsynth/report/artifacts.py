@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsynth.data.described import RunData
+from fedsynth.data.run_data import RunData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record
 from fedsynth.federation.store import write_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.described import RunData
+from fedsynth.data.run_data import RunData
 from fedsynth.federation.participation import EVALUATION, Participation
 
 NOTABLE = 0.5  # a client that holds this share of a class's training examples is named with the class

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedsynth.components.class_counts import class_counts, counts_guarantee, noise_of_counts
-from fedsynth.data.dealing import apportion
 from fedsynth.data.federated import FederatedData
+from fedsynth.data.partition.allocation import apportion
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import ConfigError
 from fedsynth.experiment.config import Experiment

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from federations import SMALL, Clients, Finished, run, same_bits, some_clients
+from fedsynth.methods.pfl_gan.beside_made import BesideMade
+from fedsynth.methods.pfl_gan.similarity import groups, neighbours
 
 from fedsynth.components.settings import TrainConfig
 from fedsynth.errors import UserError
@@ -16,8 +18,6 @@ from fedsynth.evaluation.views import client_tallies
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.methods import find_method
 from fedsynth.methods.pfl_gan import PflGanConfig, client_gans
-from fedsynth.methods.pfl_gan.beside_made import BesideMade
-from fedsynth.methods.pfl_gan.similarity import groups, neighbours
 from fedsynth.privacy import PrivacyConfig
 
 QUICK: dict[str, Any] = {
@@ -291,9 +291,9 @@ def lie(monkeypatch: pytest.MonkeyPatch, twist: Any) -> None:
     train = client_gans.train_gan
     current = []
 
-    def training(gan, x, y, *args, **kwargs):
-        current.append(len(y))
-        return train(gan, x, y, *args, **kwargs)
+    def training(gan, images, *args, **kwargs):
+        current.append(len(images.y))
+        return train(gan, images, *args, **kwargs)
 
     def sent(weights):
         return twist(honest(weights)) if current[-1] == LIARS_SIZE else honest(weights)
