@@ -71,7 +71,7 @@ class UpdatePrivacy(SlotValue, slot="updates"):
         return None
 
     def at_clients(self) -> UpdatePrivacy:
-        """What clients are told."""
+        """What requests to clients name."""
         return self
 
     def collect(

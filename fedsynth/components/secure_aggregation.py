@@ -166,8 +166,8 @@ def secured(guarantee: Guarantee | None, clients: int) -> Guarantee:
             not_covered="the sum, which the server learns; a server that does not keep to the protocol; who takes part",
         ).model_copy(update={"masked": True})
     seen = guarantee.not_covered.replace(EVERY_UPDATE, "which sees the sum before its noise")
-    told = {"mechanism": f"{guarantee.mechanism}; {masks}", "not_covered": seen, "masked": True}
-    return guarantee.model_copy(update=told)
+    changes = {"mechanism": f"{guarantee.mechanism}; {masks}", "not_covered": seen, "masked": True}
+    return guarantee.model_copy(update=changes)
 
 
 # -- at the server --------------------------------------------------------------------------------------------------

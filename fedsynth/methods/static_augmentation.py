@@ -4,7 +4,7 @@ few of, once before training.
 Deviations: the paper doubles the six minority classes of clients that have four large and six small ones. Here the
 minority classes of a client are those with fewer examples than the mean over the classes it has, which are the same six
 there. Images are not mirrored unless `flip` says so (`form = "published"` does): a mirrored letter or digit is another
-one, or none. The paper does not say how far images are turned and shifted.
+one, or none. The paper does not say how far images are rotated and shifted.
 """
 
 from __future__ import annotations

@@ -196,13 +196,13 @@ def joined_means(shared: list[Shared]) -> tuple[Tensor, Tensor]:
 def published_claim(search: MeanSearch, latent: int, delta: float) -> str:
     """What the published noise is worth, in words."""
     readings = honest_epsilons(search.quota, latent, search.sigma, delta)
-    told = "; ".join(
+    values = "; ".join(
         f"reading {name}: " + ", ".join(f"{value:.4f} (m = {m})" for m, value in by_m.items())
         for name, by_m in readings.items()
     )
     return (
         "The published noise on latent means, honestly counted, would give ε per record (add or remove one, δ = "
-        f"{delta:g}) for a class of m examples, α = {search.quota}, l = {latent}, σ = {search.sigma:g}: {told}; were "
+        f"{delta:g}) for a class of m examples, α = {search.quota}, l = {latent}, σ = {search.sigma:g}: {values}; were "
         "the encoder public and nothing filtered. As published there is no finite ε: the filter, the encoder and the "
         "class lists depend on the data"
     )

@@ -135,11 +135,11 @@ def generate(client: Client, generators: Generators, how: TopUp, lacking: np.nda
         generator = load_generator(spec, shape, classes, weights)
         if spec.conditional:
             asked = torch.repeat_interleave(torch.arange(classes), torch.from_numpy(plan[number]))
-            made = make_images(generator, spec, asked, rng)
+            drawn = make_images(generator, spec, asked, rng)
         else:
-            made = make_images(generator, spec, None, rng, count=int(numbers[number]))
-            asked = label(client, how, made)
-        images, labels = torch.cat([images, made]), torch.cat([labels, asked])
+            drawn = make_images(generator, spec, None, rng, count=int(numbers[number]))
+            asked = label(client, how, drawn)
+        images, labels = torch.cat([images, drawn]), torch.cat([labels, asked])
     return images, labels
 
 

@@ -48,7 +48,7 @@ class GanConfig(MethodConfig):
 
     gan: Literal["r1", "wgan_gp", "vae"] = Field("r1", description="kind of the GANs")
     gan_channels: int = Field(16, ge=1, description="channels of their finest layer")
-    gan_latent: int = Field(64, ge=1, description="length of the random vector an image is made from")
+    gan_latent: int = Field(64, ge=1, description="length of the random vector an image is drawn from")
     gan_steps: int = Field(1000, ge=0, description="generator steps of a client's GAN")
     gan_batch_size: int = Field(64, ge=1, description="real images of one critic step")
     critic_steps: int = Field(1, ge=1, description="critic steps before each generator step")
