@@ -1,4 +1,4 @@
-"""Stand-ins for synthetic samples, by which a method's gain is evaluated: noise, or real images, with the same labels."""
+"""Stand-ins for synthetic samples, by which a gain is evaluated: noise, or real images, with the same labels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Astraea (Duan et al. 2021, *Self-balancing federated learning with global imbalanced data in mobile systems*; as
-GANDALF compares with it, section 5.3.1): classes are balanced over the federation, then clients train sequentially in groups.
+GANDALF compares with it, section 5.3.1): classes are balanced over the federation, then clients train sequentially.
 
 (i) Z-score-based augmentation. The server adds up the class counts C of all clients; m and s are their mean and
 (sample) standard deviation over the classes, and z = (C − m) / s. A class with z < −1/T is rare, one with z > T common.

@@ -6,8 +6,8 @@ model and trains on them and its own. Fed-ZDAS (algorithm 3): the server makes a
 and tunes the average on their union. Both at once, or in turns, is the paper's future work.
 
 Deviations: Adam on the images, which the paper does not name (with SGD hardly any image is recognised). BatchNorm's
-stored statistics are kept free of synthetic images (`keep_statistics`): a client measures them on its own examples after
-training, and the server's tuning leaves them alone. The paper does not say so; without it the images spoil the
+stored statistics are kept free of synthetic images (`keep_statistics`): a client measures them on its own examples
+after training, and the server's tuning leaves them alone. The paper does not say so; without it the images spoil the
 statistics of the average, at the clients more than they teach it. Nor does it say how many there are or how long
 the server tunes: settings. The claimed (0, δ)-privacy does not hold; what holds is that images are post-processing of
 weights that were shared anyway.
