@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedsynth.audit import task_trials as trials
-from fedsynth.audit.trials import put_to_the_test
+from fedsynth.audit.trials import run_trial
 from fedsynth.components import update_privacy as protection
 from fedsynth.components.class_counts import counts_guarantee
 from fedsynth.components.update_privacy import Protection
@@ -105,7 +105,7 @@ def main() -> None:
             continue
         began, trial = time.perf_counter(), make()
         found = [
-            put_to_the_test(trial, args.runs, DELTA, 0.95, np.random.default_rng([seed, args.runs]))
+            run_trial(trial, args.runs, DELTA, 0.95, np.random.default_rng([seed, args.runs]))
             for seed in range(args.audits)
         ]
         refuted, largest = sum(one.refuted for one in found), max(one.bound.epsilon for one in found)

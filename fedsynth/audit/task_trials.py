@@ -1,7 +1,7 @@
 """The trials of what the package's own tasks claim: at which records each can least hide what it must hide.
 
-Each runs the task's own code. Where what leaves is made of something else that is protected (a generator, of its
-critic; a masked number, of the number), the trial looks at that: an attacker who sees more.
+Each runs the task's own code. Where what is released is computed from something else that is protected (a generator,
+from its critic; a masked number, from the number), the trial looks at that: an attacker who sees more.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ MANY = 99  # records that stand behind the one in question
 def gan_records(label: int, classes: int, others: int) -> tuple[Dataset, Dataset]:
     """Without and with a record, which stands first: whatever is dealt by position moves on by one.
 
-    The others are dark and bright in turn: beside a dark one the made image shows, beside a bright one it does not.
+    The others alternate, dark and bright: beside a dark one the generated image shows, beside a bright one it does not.
     """
     rest = np.zeros((others, *SHAPE))
     rest[1::2] = FAR
@@ -172,7 +172,7 @@ def gan_records(label: int, classes: int, others: int) -> tuple[Dataset, Dataset
 
 
 def strong_gan(classes: int, seed: int) -> Gan:
-    """A GAN whose images differ strongly with the latent they are made from."""
+    """A GAN whose images differ strongly with the latent they are generated from."""
     gan = build_gan(SPEC, SHAPE, classes, seed)
     with torch.no_grad():
         for parameter in gan.generator.parameters():
@@ -218,7 +218,7 @@ def gan_trials(
 
 
 def gan_steps(private: int) -> GanTraining:
-    """So few and such steps that what leaves is one noisy sum."""
+    """So few and such steps that what is released is one noisy sum."""
     return GanTraining(batch_size=private, critic_steps=1, critic_lr=1.0, penalty=0.0)
 
 
@@ -238,7 +238,7 @@ def visit_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
 
 @train_own_gan.trial
 def own_gan_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
-    """The critic, which stays at the client: the generator that leaves is made of it."""
+    """The critic, which stays at the client: the generator that is released learns from it."""
 
     def visit(client: Client, label: int, protection: Protection) -> np.ndarray:
         gan = strong_gan(schema.classes, client.round)
@@ -306,12 +306,12 @@ def statistics_trial(latent: int, calibration: Calibration, classes: int, events
 
     def encoder(side: float) -> dict[str, Tensor]:
         blank = start_vae(0, spec, vae, schema, start_weights(0, spec, schema)).entries()
-        made = {name: torch.zeros_like(entry) for name, entry in blank.items()}
-        for name, entry in made.items():
+        weights = {name: torch.zeros_like(entry) for name, entry in blank.items()}
+        for name, entry in weights.items():
             if name.startswith("body.") and name.endswith("weight"):
                 entry += 1.0
-        made[f"{LATENT}mean.weight"][:corner] = side
-        return made
+        weights[f"{LATENT}mean.weight"][:corner] = side
+        return weights
 
     networks = {1: encoder(1.0), 2: encoder(-1.0)}
 
@@ -367,8 +367,8 @@ def means_trials(latent: int, quota: int, sigma: float, examples: int, delta: fl
     The encoder is taken as public and nothing is filtered, which is what the paper's claim is about.
     """
     net = cast(VaeNet, _Given())
-    worlds = [np.zeros((examples, latent)), np.zeros((examples, latent))]
-    worlds[1][0] = 1.0
+    neighbours = [np.zeros((examples, latent)), np.zeros((examples, latent))]
+    neighbours[1][0] = 1.0
     readings = {"A": sigma, "B": sigma / examples, "C": sigma / math.sqrt(examples)}
     claim = {delta: PUBLISHED_EPSILON} if sigma >= PUBLISHED_SIGMA else {}
 
@@ -383,7 +383,7 @@ def means_trials(latent: int, quota: int, sigma: float, examples: int, delta: fl
             how=f"reading {name}: means of {examples} latents with noise of standard deviation {std:.3g}; "
             f"honestly counted ε = {honest:.3g}",
             schema=Schema((latent,), 1),
-            neighbours=lambda label: (labelled(worlds[0], [0] * examples), labelled(worlds[1], [0] * examples)),
+            neighbours=lambda label: (labelled(neighbours[0], [0] * examples), labelled(neighbours[1], [0] * examples)),
             release=release,
             rounds=1,
             claim=claim,

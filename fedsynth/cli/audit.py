@@ -12,8 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedsynth.audit.members import Attack
-from fedsynth.audit.run import NEVER_PROVES, Audit, audit_run
+from fedsynth.audit.members import Attack, ClosestRecord
+from fedsynth.audit.run import NEVER_PROVES, Audit, AuditRow, audit_run
 from fedsynth.cli.results import TrustPlugins
 from fedsynth.experiment.config import load_tables
 from fedsynth.experiment.plugins import load_plugins
@@ -109,7 +109,7 @@ def _show_audit(done: Audit) -> None:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _tested(row: dict[str, Any]) -> str:
+def _tested(row: AuditRow) -> str:
     if row["lower_bound"] is None:
         return str(row["audit"])
     claimed = f"; {row['claimed']:.3g} claimed for {_releases(row)}" if row["claimed"] is not None else ""
@@ -118,7 +118,9 @@ def _tested(row: dict[str, Any]) -> str:
     return f"{verdict}: ε ≥ {row['lower_bound']:.2f}{claimed} ({how})"
 
 
-def _refuted(row: dict[str, Any]) -> str:
+def _refuted(row: AuditRow) -> str:
+    assert row["lower_bound"] is not None
+    assert row["claimed"] is not None
     if row["lower_bound"] > row["claimed"]:
         found = f"it is at least {row['lower_bound']:.3g}"
     else:
@@ -126,7 +128,7 @@ def _refuted(row: dict[str, Any]) -> str:
     return f"REFUTED: ε = {row['claimed']:.3g} is claimed for {_releases(row)} of {row['release']}; {found}."
 
 
-def _releases(row: dict[str, Any]) -> str:
+def _releases(row: AuditRow) -> str:
     return "one release" if row["releases"] == 1 else f"{row['releases']} releases"
 
 
@@ -146,7 +148,7 @@ def _attacked(attack: Attack) -> str:
     )
 
 
-def _screened(screen: dict[str, Any]) -> str:
+def _screened(screen: ClosestRecord) -> str:
     verdict = "a WARNING" if screen["low"] > 0.5 else "nothing seen"
     return (
         f"Distance to the closest record (a screen, not a proof), {verdict}: {screen['share']:.1%} "

@@ -31,7 +31,7 @@ from fedsynth.components.slots import AfterAggregate, Occasion
 from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.weights import Weights
-from fedsynth.synthesis.inversion import Inversion, chosen_by_consensus, consensus, invert
+from fedsynth.synthesis.inversion import Inversion, choose_by_consensus, consensus, invert
 
 NOTHING_MORE = (
     "Interior points are post-processing of the shared weights: they add no leak beyond them and remove none."
@@ -112,7 +112,7 @@ class InteriorPoints(InteriorSettings, Scheduled, AfterAggregate, name="interior
             if found is None:
                 return None
             scores = found
-        return chosen_by_consensus(candidates, scores)
+        return choose_by_consensus(candidates, scores)
 
     def scores(self, occasion: Occasion, clients: list[str], images: Tensor, labels: Tensor) -> Tensor | None:
         """Every candidate's summed probability of its class, over the models that predict it."""

@@ -21,7 +21,7 @@ from fedsynth.audit.task_trials import (
     statistics_trials,
     visit_trials,
 )
-from fedsynth.audit.trials import Finding, put_to_the_test
+from fedsynth.audit.trials import Finding, run_trial
 from fedsynth.components import update_privacy as protection
 from fedsynth.components.class_counts import counts_guarantee
 from fedsynth.components.update_privacy import Protection
@@ -78,15 +78,13 @@ TRIALS: dict[str, Callable[[], Trial]] = {
 }
 
 
-def judged(trial: str | Trial, runs: int = 240) -> Finding:
-    return put_to_the_test(
-        TRIALS[trial]() if isinstance(trial, str) else trial, runs, DELTA, 0.95, np.random.default_rng(0)
-    )
+def evaluated(trial: str | Trial, runs: int = 240) -> Finding:
+    return run_trial(TRIALS[trial]() if isinstance(trial, str) else trial, runs, DELTA, 0.95, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_an_honest_mechanism_is_not_refuted(name: str) -> None:
-    found = judged(name, 120)
+    found = evaluated(name, 120)
     assert not found.refuted
     assert found.claim[DELTA] > 1
 
@@ -99,7 +97,7 @@ BEST = [name for name in TRIALS if name not in ("dp-sgd, sampled", "gan visit, o
 def test_a_trial_looks_where_it_would_be_seen(name: str) -> None:
     """The data sets lie about as far apart as the claim allows: had it claimed much less, it would be refuted."""
     trial = replace(TRIALS[name](), claim={0.3: 0.0})
-    assert judged(trial, 400 if "gan" in name else 600).refuted
+    assert evaluated(trial, 400 if "gan" in name else 600).refuted
 
 
 # -- broken twins ---------------------------------------------------------------------------------------------------
@@ -118,7 +116,7 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", BEST)
 def test_half_of_the_noise_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     halved(monkeypatch)
-    assert judged(name, 400).refuted
+    assert evaluated(name, 400).refuted
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-sgd, sampled", "clipped", "gan visit"])
@@ -144,7 +142,7 @@ def test_a_clip_that_is_skipped_for_one_class_is_refuted_whichever_it_is(
     monkeypatch.setattr(dpsgd, "clip_rows", rows)
     monkeypatch.setattr(gan_private, "clip_rows", rows)
     monkeypatch.setattr(protection, "clip_weights", update)
-    assert judged(name).refuted
+    assert evaluated(name).refuted
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-sgd, sampled", "clipped", "gan visit", "statistics"])
@@ -154,7 +152,7 @@ def test_noise_that_is_used_again_in_the_next_round_is_refuted(name: str, monkey
         return np.random.default_rng(int.from_bytes(self._secret()))
 
     monkeypatch.setattr(Client, "noise_rng", again)
-    assert judged(name, 400 if "sampled" in name else 240).refuted
+    assert evaluated(name, 400 if "sampled" in name else 240).refuted
 
 
 def test_a_centre_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +163,7 @@ def test_a_centre_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> N
         return torch.cat([x[:, :8], noisy[:, 8:]], 1)
 
     monkeypatch.setattr(latent_release, "add_gaussian", but_for_the_sums)
-    assert judged("statistics").refuted
+    assert evaluated("statistics").refuted
 
 
 def test_latents_that_are_dealt_by_position_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +175,12 @@ def test_latents_that_are_dealt_by_position_are_refuted(monkeypatch: pytest.Monk
         return torch.from_numpy(z), torch.from_numpy(dealt.random((count, 1, 1, 1)).astype(np.float32))
 
     monkeypatch.setattr(gan_private._Records, "drawn", public)
-    assert judged("gan visit, others").refuted
+    assert evaluated("gan visit, others").refuted
 
 
 def test_batches_that_are_no_sample_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dpsgd, "poisson_batch", lambda n, rate, rng: np.arange(n))
-    assert judged("dp-sgd, sampled", 1000).refuted
+    assert evaluated("dp-sgd, sampled", 1000).refuted
 
 
 def test_a_mechanism_that_is_not_finite_where_a_record_is_is_refuted() -> None:
@@ -190,7 +188,7 @@ def test_a_mechanism_that_is_not_finite_where_a_record_is_is_refuted() -> None:
         there = bool((client.data.train.x > 1).any())
         return np.array([np.nan if there else client.noise_rng("n").normal()])
 
-    assert judged(of_my_own(release), 120).refuted
+    assert evaluated(of_my_own(release), 120).refuted
 
 
 # -- mechanisms of one's own ----------------------------------------------------------------------------------------
@@ -217,7 +215,7 @@ def summed(client: Client, noise: float) -> Summed:
 @pytest.mark.parametrize(("noise", "refuted"), [(1.0, False), (0.3, True)])
 def test_a_mechanism_of_ones_own_can_declare_a_trial(noise: float, refuted: bool) -> None:
     trial = of_my_own(lambda client, label: np.array([summed(client, noise).total]), claim=None)
-    found = judged(trial, 400)
+    found = evaluated(trial, 400)
     assert found.claim[DELTA] == pytest.approx(epsilon([GaussianEvent(mu=1.0)] * 2, DELTA))
     assert found.refuted == refuted
 
@@ -243,7 +241,7 @@ def test_every_task_of_ours_that_claims_something_declares_a_trial() -> None:
 
 def test_too_few_runs_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 80"):
-        judged("counts", 40)
+        evaluated("counts", 40)
 
 
 # -- FedDPMS as published -------------------------------------------------------------------------------------------
@@ -251,23 +249,21 @@ def test_too_few_runs_are_refused() -> None:
 
 def test_reading_b_of_feddpms_is_refuted() -> None:
     """Fashion-MNIST's settings: the paper claims 0.93 to 1.21; whatever the class's size, μ is 13."""
-    found = judged(means_trials(32, 50, 3.0, 100, DELTA)["B"], 1000)
+    found = evaluated(means_trials(32, 50, 3.0, 100, DELTA)["B"], 1000)
     assert found.bound.epsilon > 4.5
     assert found.refuted
     assert found.claim == {DELTA: 1.21}
 
 
 def test_reading_a_of_feddpms_is_not_refuted_for_large_classes() -> None:
-    assert not put_to_the_test(
-        means_trials(32, 50, 3.0, 100, DELTA)["A"], 400, DELTA, 0.95, np.random.default_rng(0)
-    ).refuted
+    assert not run_trial(means_trials(32, 50, 3.0, 100, DELTA)["A"], 400, DELTA, 0.95, np.random.default_rng(0)).refuted
 
 
 def test_the_settings_of_a_run_decide_the_trial() -> None:
     cfg = FedDpmsConfig(epsilon=3.0, privacy=PrivacyConfig())
     one = Guarantee(mechanism="noise", events=(GaussianEvent(mu=1.0),))
     [trial] = statistics_trials(one, cfg, PICTURES)
-    assert judged(trial, 80).claim[DELTA] == pytest.approx(epsilon([GaussianEvent(mu=1.0)] * 2, DELTA))
+    assert evaluated(trial, 80).claim[DELTA] == pytest.approx(epsilon([GaussianEvent(mu=1.0)] * 2, DELTA))
     assert not visit_trials(Guarantee(mechanism="n", events=(GaussianEvent(mu=1.0),)), None, PICTURES)
 
 
