@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsynth.components.class_counts import LET_OUT, count_classes
-from fedsynth.components.loop import start_weights, train, train_masked
-from fedsynth.components.private_gan import private_gan_fit
-from fedsynth.components.slots import Plain
-from fedsynth.components.update_privacy import NOISE, Protection, chosen_protection, with_server_noise
+from fedsynth.components.class_counts import RELEASED, count_classes
+from fedsynth.components.local_training import TrainRequest, train
+from fedsynth.components.loop import update_privacy
+from fedsynth.components.private_gan import fit_gan_privately
+from fedsynth.components.protected_updates import NOISE, ClippedUpdates, DpSgdUpdates, ProtectedUpdates
+from fedsynth.components.secure_updates import SecureSum, train_masked
+from fedsynth.components.settings import MethodConfig
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.federation import Client
 from fedsynth.federation.trials import FAR, Trial, flat_numbers
-from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.models import ModelSpec, initial_model
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.methods.feddpms.augmenting import share_statistics, train_augmented
-from fedsynth.methods.feddpms.autoencoding import LATENT, VaeNet, VaeSpec, start_vae
-from fedsynth.methods.feddpms.latent_release import COUNT_WEIGHT, Calibration, noisy_means
-from fedsynth.methods.gandalf.visits import train_gan_visit
+from fedsynth.learning.weights import weights_of
+from fedsynth.methods.feddpms.clients import share_statistics, train_augmented
+from fedsynth.methods.feddpms.settings import FedDpmsConfig
+from fedsynth.methods.gandalf.clients import GanVisit, train_gan_visit
 from fedsynth.methods.pfl_gan.client_gans import train_own_gan
 from fedsynth.privacy import Event, Guarantee, SampledGaussianEvent, gaussian_epsilon
 from fedsynth.privacy.config import SMALLEST
 from fedsynth.synthesis.gan import Gan, GanSpec, build_gan
 from fedsynth.synthesis.gan_networks import Critic
 from fedsynth.synthesis.gan_training import GanTraining
+from fedsynth.synthesis.latent_statistics import COUNT_WEIGHT, Calibration, MeanSearch, noisy_means
+from fedsynth.synthesis.vae_classifier import LATENT, VaeNet, VaeSpec, start_vae
 
 OTHERS = 3  # records that are the same in both data sets
 SURE_OF = 10.0  # a score so far above the others that a network is certain
@@ -50,16 +54,15 @@ def labelled(x: np.ndarray, labels: Sequence[int]) -> Dataset:
 
 
 @train.trial
-def update_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+def update_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
     """Of DP-SGD, and of clipped updates."""
-    protection = chosen_protection(cfg)
-    if protection is None or not protection.proves:
-        return []
+    updates = update_privacy(cfg)
+    updates = updates.inner if isinstance(updates, SecureSum) else updates
     first = guarantee.events[0]
-    if isinstance(first, SampledGaussianEvent):
-        fixed = protection.model_copy(update={"noise": first.noise, "target": None})
-        return [dpsgd_trial(fixed, schema.classes, sampled=first.rate < 1)]
-    return [clipped_trial(protection, schema.classes, guarantee.events)]
+    if isinstance(updates, DpSgdUpdates) and isinstance(first, SampledGaussianEvent):
+        fixed = updates.model_copy(update={"noise": first.noise, "target": None})
+        return [dpsgd_trial(fixed, first.noise, schema.classes, sampled=first.rate < 1)]
+    return [clipped_trial(updates, schema.classes, guarantee.events)] if isinstance(updates, ClippedUpdates) else []
 
 
 train_masked.trial(update_trials)
@@ -77,11 +80,11 @@ def linear(classes: int, round_: int) -> dict[str, Tensor]:
     return {"head.weight": weight, "head.bias": torch.zeros(classes)}
 
 
-def trained_update(client: Client, protection: Protection, training: LocalTraining) -> np.ndarray:
+def trained_update(client: Client, updates: ProtectedUpdates, training: LocalTraining) -> np.ndarray:
     """One request to train."""
     model = linear(client.schema.classes, client.round)
     spec = ModelSpec(name="mlp", hidden=())
-    reply = train(client, model, spec, training, Plain().as_dict(), "nothing", {}, protection)
+    reply = train(client, model, TrainRequest(spec=spec, training=training, updates=updates))
     return flat_numbers(reply.fields()["model"], model) / training.lr
 
 
@@ -102,15 +105,15 @@ def far_record(label: int, classes: int, sign: float = 1.0) -> np.ndarray:
     return x
 
 
-def dpsgd_trial(protection: Protection, classes: int, sampled: bool) -> Trial:
+def dpsgd_trial(updates: DpSgdUpdates, noise: float, classes: int, sampled: bool) -> Trial:
     """A record with a gradient as long as allowed comes to records with none but for the bias."""
     size = 2 if sampled else 1
     # The rate is so small that the network stays what it was: every step adds the same.
-    training = LocalTraining(epochs=1, batch_size=1, lr=1e-9 / (FAR * max(1.0, protection.clip * protection.std)))
+    training = LocalTraining(epochs=1, batch_size=1, lr=1e-9 / (FAR * max(1.0, updates.clip * noise * updates.clip)))
 
     def neighbours(label: int) -> tuple[Dataset, Dataset]:
         rest, of = np.zeros((OTHERS, classes)), [0] * OTHERS
-        record = far_record(label, classes) * max(1.0, protection.clip)
+        record = far_record(label, classes) * max(1.0, updates.clip)
         return labelled(rest, of), labelled(np.concatenate([record, rest]), [label, *of])
 
     rate = "half of the batches" if sampled else "every batch"
@@ -118,29 +121,29 @@ def dpsgd_trial(protection: Protection, classes: int, sampled: bool) -> Trial:
         how=f"DP-SGD without and with a record at the clip, in {rate}",
         schema=Schema((classes,), classes),
         neighbours=neighbours,
-        release=lambda client, label: trained_update(client, protection, training),
+        release=lambda client, label: trained_update(client, updates, training),
         declared=size,
         towards=lambda label, round_: towards_class(label, round_, classes),
-        events=(SampledGaussianEvent(rate=1 / size, noise=protection.multiplier, steps=size),),
+        events=(SampledGaussianEvent(rate=1 / size, noise=noise, steps=size),),
     )
 
 
-def clipped_trial(protection: Protection, classes: int, events: tuple[Event, ...]) -> Trial:
+def clipped_trial(updates: ClippedUpdates, classes: int, events: tuple[Event, ...]) -> Trial:
     """Two opposite updates; with noise at the server, a client that is there or is not."""
-    training = LocalTraining(epochs=1, batch_size=1, lr=max(1.0, protection.clip))
-    at_server = protection.noise_at == "server"
+    training = LocalTraining(epochs=1, batch_size=1, lr=max(1.0, updates.clip))
+    at_server = updates.noise_at == "server"
 
     def neighbours(label: int) -> tuple[Dataset, Dataset]:
         there = labelled(far_record(label, classes), [label])
         return (there.subset(np.zeros(0, np.int64)) if at_server else labelled(-there.x, [label])), there
 
     def release(client: Client, label: int) -> np.ndarray:
-        moved = trained_update(client, protection, training)
+        moved = trained_update(client, updates, training)
         if not at_server:
             return moved
         total = {"all": torch.from_numpy(moved * training.lr)}
         noise = client.noise_rng(f"{NOISE} of the server")
-        return with_server_noise(total, ["all"], 1, protection, noise)["all"].numpy()
+        return updates.with_server_noise(total, ["all"], 1, noise)["all"].numpy()
 
     pair = "the sum without and with a client" if at_server else "an update against the opposite one"
     return Trial(
@@ -181,7 +184,7 @@ def strong_gan(classes: int, seed: int) -> Gan:
 
 
 def gan_trials(
-    guarantee: Guarantee, schema: Schema, visit: Callable[[Client, int, Protection], np.ndarray]
+    guarantee: Guarantee, schema: Schema, visit: Callable[[Client, int, DpSgdUpdates], np.ndarray]
 ) -> list[Trial]:
     """A step of the private critic, on a record alone (which shows it best) and before others (which it may move).
 
@@ -190,9 +193,7 @@ def gan_trials(
     if not isinstance(guarantee.events[0], SampledGaussianEvent):
         return []
     noise = guarantee.events[0].noise
-    protection = Protection(
-        updates="dp_sgd", clip=SMALLEST, noise=noise, noise_at="client", target=None, delta=0.5, rounds=1
-    )
+    updates = DpSgdUpdates(clip=SMALLEST, noise=noise, target=None, delta=0.5, trainings=1)
 
     def towards(label: int, round_: int) -> np.ndarray:
         """The real image alone: it is so bright that nothing else counts."""
@@ -208,7 +209,7 @@ def gan_trials(
             how=f"a step of the private critic without and with a record {where}",
             schema=Schema(SHAPE, schema.classes),
             neighbours=lambda label: gan_records(label, schema.classes, others),
-            release=lambda client, label: visit(client, label, protection),
+            release=lambda client, label: visit(client, label, updates),
             declared=MANY,
             towards=towards,
             events=(SampledGaussianEvent(rate=1.0, noise=noise, steps=1),),
@@ -223,13 +224,14 @@ def gan_steps(private: int) -> GanTraining:
 
 
 @train_gan_visit.trial
-def visit_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+def visit_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
     """Visits with a GAN that is another one every time."""
 
-    def visit(client: Client, label: int, protection: Protection) -> np.ndarray:
+    def visit(client: Client, label: int, updates: DpSgdUpdates) -> np.ndarray:
         start = strong_gan(schema.classes, client.round).weights()
-        client.state.keep_public(LET_OUT, np.full(schema.classes, 1000, np.int64))
-        reply = train_gan_visit(client, start, {}, SPEC, gan_steps(MANY), 1, False, 1.0, protection)
+        client.state.keep_public(RELEASED, np.full(schema.classes, 1000, np.int64))
+        how = GanVisit(spec=SPEC, training=gan_steps(MANY), steps=1, keep_moments=False, sigma=1.0, updates=updates)
+        reply = train_gan_visit(client, start, {}, how)
         critic = {name: weight for name, weight in start.items() if name.startswith("critic.")}
         return flat_numbers(reply.fields()["gan"], critic)
 
@@ -237,15 +239,14 @@ def visit_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
 
 
 @train_own_gan.trial
-def own_gan_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+def own_gan_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
     """The critic, which stays at the client: the generator that is released learns from it."""
 
-    def visit(client: Client, label: int, protection: Protection) -> np.ndarray:
+    def visit(client: Client, label: int, updates: DpSgdUpdates) -> np.ndarray:
         gan = strong_gan(schema.classes, client.round)
         start = {name: p.detach().clone() for name, p in gan.critic.named_parameters()}
         known = torch.ones(schema.classes, dtype=torch.bool)
-        x, y = client.data.train.tensors()
-        private_gan_fit(client, gan, x, y, known, gan_steps(MANY), 1, protection)
+        fit_gan_privately(client, gan, known, gan_steps(MANY), 1, updates)
         return flat_numbers(dict(gan.critic.named_parameters()), start)
 
     return gan_trials(guarantee, schema, visit)
@@ -255,7 +256,7 @@ def own_gan_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial
 
 
 @count_classes.trial
-def count_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+def count_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
     """Noisy class counts: a record more or less in one class."""
     epsilon, delta = getattr(cfg, "counts_epsilon", None), cfg.privacy.delta
     if epsilon is None:
@@ -281,15 +282,15 @@ def count_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
 
 
 @share_statistics.trial
-def statistics_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+def statistics_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
     """FedDPMS's calibrated release."""
-    if not hasattr(cfg, "epsilon"):
+    if not isinstance(cfg, FedDpmsConfig):
         return []
     calibration = Calibration(cfg.epsilon, cfg.privacy.delta, cfg.clip, moments=cfg.spread is None)
     return [statistics_trial(latent_size(cfg, schema), calibration, schema.classes, guarantee.events)]
 
 
-def latent_size(cfg: Any, schema: Schema) -> int:
+def latent_size(cfg: FedDpmsConfig, schema: Schema) -> int:
     """The latent dimensions of a run."""
     return int(cfg.latent or (32 if schema.shape[0] == 1 else 128))
 
@@ -305,7 +306,7 @@ def statistics_trial(latent: int, calibration: Calibration, classes: int, events
     corner = max(1, math.floor(calibration.clip**2 * latent + 1e-9))
 
     def encoder(side: float) -> dict[str, Tensor]:
-        blank = start_vae(0, spec, vae, schema, start_weights(0, spec, schema)).entries()
+        blank = start_vae(0, spec, vae, schema, weights_of(initial_model(0, spec, schema))).entries()
         weights = {name: torch.zeros_like(entry) for name, entry in blank.items()}
         for name, entry in weights.items():
             if name.startswith("body.") and name.endswith("weight"):
@@ -320,7 +321,7 @@ def statistics_trial(latent: int, calibration: Calibration, classes: int, events
         return labelled(rest, of), labelled(np.concatenate([rest, np.full((1, *shape), FAR)]), [*of, label])
 
     def release(client: Client, label: int) -> np.ndarray:
-        reply = share_statistics(client, networks[client.round], spec, vars(vae), calibration)
+        reply = share_statistics(client, networks[client.round], spec, vae, calibration)
         return np.asarray(reply.fields()["statistics"][label], np.float64)
 
     def towards(label: int, round_: int) -> np.ndarray:
@@ -354,9 +355,9 @@ class _Given:
 
 
 @train_augmented.trial
-def published_trials(guarantee: Guarantee, cfg: Any, schema: Schema) -> list[Trial]:
+def published_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
     """By the three readings of its σ; for a class of 100 examples, as the paper's own."""
-    if not isinstance(getattr(cfg, "quota", None), int):
+    if not isinstance(cfg, FedDpmsConfig) or not isinstance(cfg.quota, int):
         return []
     return list(means_trials(latent_size(cfg, schema), cfg.quota, cfg.sigma, 100, cfg.privacy.delta).values())
 
@@ -367,15 +368,17 @@ def means_trials(latent: int, quota: int, sigma: float, examples: int, delta: fl
     The encoder is taken as public and nothing is filtered, which is what the paper's claim is about.
     """
     net = cast(VaeNet, _Given())
-    neighbours = [np.zeros((examples, latent)), np.zeros((examples, latent))]
-    neighbours[1][0] = 1.0
+    pair = [np.zeros((examples, latent)), np.zeros((examples, latent))]
+    pair[1][0] = 1.0
     readings = {"A": sigma, "B": sigma / examples, "C": sigma / math.sqrt(examples)}
     claim = {delta: PUBLISHED_EPSILON} if sigma >= PUBLISHED_SIGMA else {}
 
     def trial(name: str, std: float) -> Trial:
+        search = MeanSearch(quota=quota, sigma=std, certainty=None, tries=1)
+
         def release(client: Client, label: int) -> np.ndarray:
             x, y = client.data.train.tensors()
-            means, _ = noisy_means(net, x, y, [0], quota, std, None, 1, client.noise_rng("means"))
+            means, _ = noisy_means(net, x, y, [0], search, client.noise_rng("means"))
             return np.array([float(means.double().sum())])
 
         honest = gaussian_epsilon(math.sqrt(quota * latent) / (examples * std), delta)
@@ -383,7 +386,7 @@ def means_trials(latent: int, quota: int, sigma: float, examples: int, delta: fl
             how=f"reading {name}: means of {examples} latents with noise of standard deviation {std:.3g}; "
             f"honestly counted ε = {honest:.3g}",
             schema=Schema((latent,), 1),
-            neighbours=lambda label: (labelled(neighbours[0], [0] * examples), labelled(neighbours[1], [0] * examples)),
+            neighbours=lambda label: (labelled(pair[0], [0] * examples), labelled(pair[1], [0] * examples)),
             release=release,
             rounds=1,
             claim=claim,

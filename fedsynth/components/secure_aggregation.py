@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedsynth.components.slots import SecureSettings
 from fedsynth.federation import Client, Federation, QuorumError, Replies, Reply, leaves, task
 from fedsynth.federation.tasks import Task
 from fedsynth.privacy import Guarantee, PureEvent
@@ -46,15 +47,6 @@ from fedsynth.privacy.words import EVERY_UPDATE, MASKED
 
 KEPT = "secure sum"  # in the private state: the secrets of the sum that is under way
 Values = NDArray[np.float64]
-
-
-class SecureSettings(BaseModel):
-    """What clients are told: how large a share of them must stay, and what the ε of their updates, if any, is about."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    threshold: float
-    scope: Scope | None = None
 
 
 class SecureRound(BaseModel):
@@ -219,7 +211,7 @@ class _Sum:
         # Never the same twice: a site answers a request that it knows as before, and these keys must be new.
         self.session = os.urandom(16).hex()
         self.fed, self.clients, self.settings = fed, clients, settings
-        self.common = {"session": self.session, "scope": settings.scope}
+        self.common: dict[str, Any] = {"session": self.session, "scope": settings.scope}
         self.threshold = FEWEST
         self.keys: dict[str, PublicKeys] = {}
         self.shares: dict[str, dict[str, str]] = {}
@@ -231,7 +223,7 @@ class _Sum:
         if not self.goes_on(offer_keys, offered, len(self.keys)):
             return False
         self.threshold = enough(self.settings.threshold, len(self.keys))
-        about = {"keys": self.keys, "threshold": self.threshold}
+        about: dict[str, Any] = {"keys": self.keys, "threshold": self.threshold}
         shared = self.fed.broadcast(share_secrets, to=list(self.keys), quorum=0, **about, **self.common)
         found = {client: reply.shares for client, reply in shared.items()}
         self.shares = {client: box for client, box in found.items() if {*box, client} == set(self.keys)}

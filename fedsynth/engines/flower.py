@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedsynth.engines.envelope import EnvelopeError, digest, envelope, opened, sealed
+from fedsynth.engines.envelope import EnvelopeError, action_of, digest, envelope, opened, sealed
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure, FailureKind
 
@@ -90,7 +90,7 @@ class FlowerEngine:
                 key, record = bodies[id(body)]
                 content = envelope({"run": self.run, "site": client, "id": key}, record)
                 ttl = LONGEST if deadline is None else deadline + GRACE
-                messages[client] = Message(content, nodes[client], f"query.{task}", ttl=ttl)
+                messages[client] = Message(content, nodes[client], f"query.{action_of(task)}", ttl=ttl)
             ids = bounded(lambda: list(self.grid.push_messages(list(messages.values()))), end) if messages else []
         except TimeoutError:
             for client in requests:

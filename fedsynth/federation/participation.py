@@ -12,7 +12,7 @@ from fedsynth.federation.port import Failure
 from fedsynth.federation.timeline import Timeline
 from fedsynth.privacy import Guarantee, Ledger
 
-EVALUATION = "score"  # the task that judges models; what it sends is not a cost of the method
+EVALUATION = "views.score"  # the task that judges models; what it sends is not a cost of the method
 KEPT_FAILURES = 1000  # a long faulty run must not grow its checkpoints without bound; the total is always exact
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsynth.engines.envelope import EnvelopeError, digest, envelope, opened, sealed
+from fedsynth.engines.envelope import EnvelopeError, digest, envelope, opened, sealed, task_of
 from fedsynth.network.door import BrokenOffError, ClosedDoorError, knock
 
 Door = Callable[[Path, Mapping[str, Any], bytes], tuple[dict[str, Any], bytes]]
@@ -34,7 +34,8 @@ class SiteApp(ClientApp):
         try:
             header, body = opened(message.content)
             key = header["id"]
-            category, _, task = message.metadata.message_type.partition(".")
+            category, _, action = message.metadata.message_type.partition(".")
+            task = task_of(action)
             if category != "query":
                 raise EnvelopeError("only queries are answered")
             _, reply = self.door(Path(str(context.node_config["site"])), {**header, "task": task}, body)

@@ -17,7 +17,8 @@ from fedsynth.data.run_data import DescribedData
 from fedsynth.engines.flower import FlowerEngine, connected
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import DataError, FedsynthError, UserError
-from fedsynth.experiment.config import Experiment, make_experiment, read_experiment
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import read_experiment
 from fedsynth.experiment.folder import RunFolder, check_same_split
 from fedsynth.experiment.runner import RunResult, carry_out, check_setting
 from fedsynth.federation.host import TaskHost

@@ -155,3 +155,14 @@ def weakest(given: Iterable[Against]) -> Against:
 def _describe(event: Event) -> str:
     numbers = ", ".join(f"{name} = {value:g}" for name, value in event.model_dump(exclude={"kind"}).items())
     return f"{event.kind} ({numbers})"
+
+
+def constant_guarantee(beside: Guarantee) -> Guarantee:
+    """The guarantee of a constant that leaves beside something protected."""
+    return Guarantee(
+        mechanism="the same constant for every client",
+        events=(PureEvent(epsilon=0),),
+        unit=beside.unit,
+        adjacency=beside.adjacency,
+        covered="all of it: nothing depends on the data",
+    )

@@ -71,9 +71,17 @@ def write_events(folder: Path, rows: list[dict[str, Any]]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with SummaryWriter(str(folder)) as writer:
         for row in rows:
-            for name, value in flat(row).items():
-                if name not in ("round", "phase") and isinstance(value, int | float):
-                    writer.add_scalar(name, value, row["round"])
+            for name, value in numbers_of(row).items():
+                writer.add_scalar(name, value, row["round"])
+
+
+def numbers_of(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row of metrics by their flat names, but for the round."""
+    return {
+        key: float(value)
+        for key, value in flat(row).items()
+        if key not in ("round", "phase") and isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Will it help us? From class histograms alone: rebuild the skew on public data, try the candidates, recommend one.
 
-Every candidate runs with several seeds on the same splits, side by side on the cores; `advice.py` makes the answer.
+Every candidate runs with several seeds on the same splits, side by side on the cores; `recommendation.py` reads them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
+from fedsynth.studies.defaults import CANDIDATES
 from fedsynth.studies.histograms import Histograms, ask_histograms, read_histograms, scaled, supply_of
 from fedsynth.studies.recommendation import ALWAYS, Advice, make_advice
-from fedsynth.studies.work import Work
+from fedsynth.studies.work import QUIETLY, Work
 
-CANDIDATES = ("fedavg", "local", "finetune", "logit_adjustment", "feddpms", "gandalf")
 QUICK: dict[str, dict[str, Any]] = {"gandalf": {"gan_steps": 300}}
 """Settings that make a candidate small enough to be tried."""
 FAST = {"optimizer": "adam", "lr": 0.003}  # learns in the few steps of a trial, unless the experiment says how
@@ -52,12 +52,7 @@ class Question:
         return result
 
 
-def advise(
-    question: Question,
-    name: str = "advise",
-    say: Callable[[str], None] = lambda text: None,
-    jobs: int | None = None,
-) -> Advice:
+def answer(question: Question, name: str = "advise", work: Work = QUIETLY) -> Advice:
     """Answer the question in a folder of this name; what is there already is gone on with."""
     if question.seeds < 2:
         raise ConfigError("Advice needs at least 2 seeds: one run says nothing about its own uncertainty.")
@@ -65,14 +60,14 @@ def advise(
     path = given.runs / name
     skew = _asked(question, given, path)
     planned, skipped = _plan(question, given, skew, path)
-    Work(False, say, jobs).do([(str(e.name), e) for runs in planned.values() for e in runs.values()])
+    work.do([(str(e.name), e) for runs in planned.values() for e in runs.values()])
     tried = (
         f"Tried on {question.data} with the skew of the histograms, at most {question.examples} examples a client, "
         f"{question.rounds} rounds, {question.seeds} seeds: which method is better carries over more than the numbers."
     )
-    answer = make_advice(planned, skew, [tried, *skipped], path)
-    write_json(path / "advice.json", answer.as_dict())
-    return answer
+    advice = make_advice(planned, skew, [tried, *skipped], path)
+    write_json(path / "advice.json", advice.as_dict())
+    return advice
 
 
 def _asked(question: Question, given: Experiment, path: Path) -> Histograms:

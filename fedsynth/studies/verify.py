@@ -25,10 +25,11 @@ from fedsynth.engines.faults import FaultConfig, FaultyEngine
 from fedsynth.engines.local import LocalEngine
 from fedsynth.engines.wire import WireEngine
 from fedsynth.evaluation.views import client_tallies
+from fedsynth.experiment.catalogue import load_method
 from fedsynth.federation import Federation, Outcome, Policy
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.journal import Journal
-from fedsynth.federation.methods import Method, find_method
+from fedsynth.federation.methods import Method
 from fedsynth.federation.payload import decode
 from fedsynth.federation.port import SERVER, Answers, Engine
 from fedsynth.federation.store import StateStore
@@ -156,7 +157,7 @@ class Bench:
 
 def verify_method(name: str, settings: Mapping[str, Any] | None = None) -> list[Finding]:
     """Put a method through all checks."""
-    method = find_method(name)
+    method = load_method(name)
     checks: dict[str, Callable[[Bench], str | None]] = {
         "identity": identity,
         "determinism": determinism,
@@ -189,7 +190,7 @@ def identity(bench: Bench) -> str | None:
     if off is None:
         return "not declared: @method(…, fedavg_when={…}) names the settings that turn the method into FedAvg"
     ours = bench.run(settings=bench.settings | dict(off))
-    plain = bench.run(method=find_method("fedavg"), settings={})
+    plain = bench.run(method=load_method("fedavg"), settings={})
     different = _first_difference(ours.outcome.model or {}, plain.outcome.model or {})
     if different:
         raise BrokenPromiseError(f'with {dict(off)} it should be FedAvg to the last bit, but "{different}" differs')

@@ -14,9 +14,10 @@ from fedsynth.cli.app import app
 from fedsynth.errors import ConfigError
 from fedsynth.experiment.config import make_experiment
 from fedsynth.experiment.runner import load_data
-from fedsynth.studies.advise import Question, advise
+from fedsynth.studies.advise import Question, answer
 from fedsynth.studies.histograms import ask_histograms, believed, read_histograms, scaled
 from fedsynth.studies.recommendation import recommend
+from fedsynth.studies.work import Work
 
 TRAINING = {"local_epochs": 5, "batch_size": 8}
 QUICK = {"model": {"name": "mlp", "hidden": [32]}, "train": TRAINING, "engine": {"workers": 1}}
@@ -34,8 +35,8 @@ def asked(folder: Path, table: dict[str, Any], **changes: Any) -> Question:
 
 
 def test_opposite_skews_get_different_answers(tmp_path: Path) -> None:
-    even = advise(asked(tmp_path, EVEN, seeds=5), "even", jobs=1)
-    skewed = advise(asked(tmp_path, SKEWED, methods=("finetune",)), "skewed", jobs=1)
+    even = answer(asked(tmp_path, EVEN, seeds=5), "even", Work(jobs=1))
+    skewed = answer(asked(tmp_path, SKEWED, methods=("finetune",)), "skewed", Work(jobs=1))
     assert even.recommended["own"]["method"] == "fedavg"
     assert even.recommended["own"]["gain"]["local"]["mean"] > 0.03
     assert skewed.recommended["own"]["method"] == "local"
@@ -148,10 +149,10 @@ def test_bad_histograms_are_told(tmp_path: Path, name: str, text: str, match: st
 
 def test_questions_that_cannot_be_answered_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to tell apart"):
-        advise(asked(tmp_path, {"a": [5, 0], "b": [9, 0]}), "one-class")
+        answer(asked(tmp_path, {"a": [5, 0], "b": [9, 0]}), "one-class")
     with pytest.raises(ConfigError, match="12 classes"):
-        advise(asked(tmp_path, {"a": [5] * 12}), "many-classes")
+        answer(asked(tmp_path, {"a": [5] * 12}), "many-classes")
     with pytest.raises(ConfigError, match="2 seeds"):
-        advise(asked(tmp_path, EVEN, seeds=1), "one-seed")
+        answer(asked(tmp_path, EVEN, seeds=1), "one-seed")
     with pytest.raises(ConfigError, match="no file|cannot be read"):
         read_histograms(tmp_path / "nothing.json", None, 1e-5)

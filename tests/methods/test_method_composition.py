@@ -12,7 +12,8 @@ from federations import SMALL, Finished, farthest, same_bits, some_clients
 
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError, UserError
-from fedsynth.experiment.config import make_experiment, override
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.files import override
 
 RunMethod = Callable[..., Finished]
 

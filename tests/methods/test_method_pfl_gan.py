@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from federations import SMALL, Clients, Finished, run, same_bits, some_clients
+from fedsynth.methods.pfl_gan.beside_made import BesideMade
+from fedsynth.methods.pfl_gan.similarity import groups, neighbours
 
 from fedsynth.components.settings import TrainConfig
 from fedsynth.errors import UserError
@@ -16,8 +18,6 @@ from fedsynth.evaluation.views import client_tallies
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.methods import find_method
 from fedsynth.methods.pfl_gan import PflGanConfig, client_gans
-from fedsynth.methods.pfl_gan.beside_made import BesideMade
-from fedsynth.methods.pfl_gan.similarity import groups, neighbours
 from fedsynth.privacy import PrivacyConfig
 
 QUICK: dict[str, Any] = {

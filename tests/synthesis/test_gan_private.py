@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsynth.errors import ConfigError
-from fedsynth.privacy.dpsgd import DpSgdNoise
+from fedsynth.privacy.dpsgd import DpSgdNoise, check_model
 from fedsynth.privacy.mechanisms import clip_rows
 from fedsynth.synthesis.gan import Gan, GanSpec, TrainingImages, build_gan
 from fedsynth.synthesis.gan_private import _Records, train_gan_private
@@ -160,14 +160,18 @@ def test_moments_travel():
     assert all(torch.equal(entry, parts.weights()[name]) for name, entry in whole.weights().items())
 
 
-def test_no_layer_mixes_records():
-    """What a network makes of a record is what it makes of it among others, training or not."""
-    gan, (x, y), (z, _) = small().train(), images(6), drawn(6)
-    x = x.double()
-    for k in range(6):
-        one = slice(k, k + 1)
-        assert torch.allclose(gan.critic(x, y)[one], gan.critic(x[one], y[one]), rtol=0, atol=1e-12)
-        assert torch.allclose(gan.generator(z, y)[one], gan.generator(z[one], y[one]), rtol=0, atol=1e-12)
+@pytest.mark.parametrize("part", ["critic", "generator"])
+def test_no_layer_mixes_records(part):
+    """What one record gives is the same alone and beside others; a layer that mixes them is refused."""
+    gan, (x, y), (z, _) = small(), images(6), drawn(6)
+    network, given = getattr(gan, part), {"critic": x.double(), "generator": z}[part]
+    with torch.no_grad():
+        together, apart = network(given, y), torch.cat([network(given[k : k + 1], y[k : k + 1]) for k in range(6)])
+    assert torch.allclose(together, apart, rtol=0, atol=1e-12)
+    check_model(gan)
+    network.mixing = torch.nn.BatchNorm2d(4)
+    with pytest.raises(ConfigError, match="BatchNorm"):
+        check_model(gan)
 
 
 def test_refusals():

@@ -1,10 +1,10 @@
-"""GANDALF (algorithms 1 to 4): groups of alike clients train GANs by hand-off, clients fill up what they lack with
-them, then groups with an even mix train the classifier in turn.
+"""GANDALF (algorithms 1 to 4): groups of similar clients train GANs by hand-off, clients top up what they lack with
+them, then the classifier is trained sequentially in groups with an even mix.
 
-Phase 1: clients tell how many examples of each class they have, once; K-means makes groups of alike clients; in each
-group a GAN passes from client to client. Phase 2: a client gets the generators whose groups differ most from it and
-makes what it lacks to an even mix, times τ; what cannot be made is filled up by turned and shifted copies, at most two
-of each image. Phase 3: see `mediated.py`.
+Phase 1: clients release how many examples of each class they have, once; K-means makes groups of similar clients; in
+each group a GAN passes from client to client. Phase 2: a client gets the generators whose groups differ most from it
+and generates what it lacks to an even mix, times τ; what cannot be generated is topped up by augmented copies, at most
+two of each image. Phase 3: see `components/sequential.py`.
 
 Deviations. Labels: the paper's GANs know no classes, and it is silent on where labels come from (the authors' code has
 a trained classifier). By default GANs are told the class here, so that H = A·B is solved class by class;
@@ -16,42 +16,32 @@ noise on weights is `privacy.updates = "gaussian"` with `noise = 1e-5`; nothing 
 and classifier are trained by DP-SGD and amounts follow the noisy counts.
 
 Variants: Private FL-GAN has one group, SDA-FL one for each client, FedDPGAN averages one GAN over all clients.
-Without synthesis and with a mediator for each client it is FedAvg to the last bit.
+Without synthesis and with a mediator for each client it is FedAvg, bit-identical.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import numpy as np
 import torch
 
-from fedsynth.components.ablations import real_images
+from fedsynth.components.ablations import Controls, draw_from_all
 from fedsynth.components.class_counts import class_counts, noise_of_counts
-from fedsynth.components.filling import choose_generators
-from fedsynth.components.grouping import balanced_groups
-from fedsynth.components.sequential import grouped_slots, mediated_loop
-from fedsynth.components.synthetic_store import KeptImages
+from fedsynth.components.sequential import SequentialLoop
+from fedsynth.components.synthetic_data import GeneratedSamples, KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.learning.grouping import balanced_groups
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.feddpms.autoencoding import require_images
-from fedsynth.methods.gandalf.handoff import GanTrainer, alike_groups
+from fedsynth.methods.gandalf.clients import Generators, TopUp, surely_there, top_up
+from fedsynth.methods.gandalf.handoff import GanTrainer, choose_generators, group_similar
 from fedsynth.methods.gandalf.settings import AveragedConfig, EachAloneConfig, GandalfConfig, OneGroupConfig
-from fedsynth.methods.gandalf.visits import Filling, Generators, fill_shortage, surely_there
 from fedsynth.synthesis.gan import COLLAPSED, generator_weights, load_generator, make_images, mean_distance
 
 ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
-PICTURED = 50  # images of each class that a GAN shows; pictures have the first ten, `quality` judges all
+PICTURED = 50  # images of each class that a GAN shows; pictures have the first ten, `quality` evaluates all
 
 
-class GeneratedImages(KeptImages, name="generated"):
-    """The client's own examples and those it has made with generators that are protected."""
-
-    post_processing: ClassVar[bool] = True
-
-
-CONTROLS: dict[str, dict[str, Any]] = {
+CONTROLS: Controls = {
     "without synthesis": {"synthetic": "none", "static": False},
     "static copies only": {"synthetic": "none"},
     "noise": {"synthetic": "noise"},
@@ -65,7 +55,7 @@ OFF = {"synthetic": "none", "static": False, "mediators": 10**6}
 
 @method("gandalf", config=GandalfConfig, controls=CONTROLS, fedavg_when=OFF)
 def gandalf(fed: Federation, cfg: GandalfConfig) -> Outcome:
-    """Groups of alike clients train GANs in turn; clients fill up the classes they lack with them."""
+    """Groups of similar clients train GANs in turn; clients top up the classes they lack with them."""
     return Gandalf(fed, cfg).run()
 
 
@@ -92,88 +82,77 @@ class Gandalf:
 
     def __init__(self, fed: Federation, cfg: GandalfConfig) -> None:
         self.fed, self.cfg, self.spec = fed, cfg, cfg.gan_spec()
-        self.local_data = GeneratedImages() if cfg.private else KeptImages()
         if cfg.local_data is not None:
             raise ConfigError("GANDALF trains on data of its own making: remove method.local_data.")
-        grouped_slots(fed, cfg, local_data=self.local_data)  # before anything leaves a client
+        # Mistakes are found before anything leaves a client.
+        self.loop = SequentialLoop(fed, cfg, local_data=GeneratedSamples() if cfg.private else KeptSamples())
         if cfg.private and cfg.static:
-            fed.note("No turned and shifted copies were made: with dp_sgd every record must count once.")
+            fed.note("No augmented copies were made: with dp_sgd every record must count once.")
 
     def run(self) -> Outcome:
-        """Train GANs, fill up, train."""
+        """Train GANs, top up, train."""
         fed, cfg = self.fed, self.cfg
-        self.counts = fed.once("count classes", self.told_counts)
+        self.counts: dict[str, np.ndarray] = fed.once(
+            "count classes",
+            lambda: class_counts(fed, cfg.counts_epsilon, cfg.privacy.delta, cfg.private, ATTEMPTS),
+        )
         table = np.stack([self.counts.get(client, np.zeros(fed.schema.classes)) for client in fed.clients])
         even = [[fed.clients[row] for row in group] for group in balanced_groups(table, cfg.mediators)]
         if cfg.tau and (cfg.synthetic != "none" or cfg.static):
-            require_images(fed.schema)
+            fed.schema.require_images()
             self.augment(even)
-        return Outcome(mediated_loop(fed, cfg, even, local_data=self.local_data).model)
-
-    def told_counts(self) -> dict[str, np.ndarray]:
-        """Everybody's class counts; those who do not answer are asked again."""
-        epsilon, delta = self.cfg.counts_epsilon, self.cfg.privacy.delta
-        told: dict[str, np.ndarray] = {}
-        for _ in range(ATTEMPTS):
-            missing = [client for client in self.fed.clients if client not in told]
-            if missing:
-                told |= class_counts(self.fed, epsilon, delta, to=missing, keep=self.cfg.private)
-        return told
+        return self.loop.run(even)
 
     # -- phase 2 ------------------------------------------------------------------------------------------------
 
     def augment(self, even: list[list[str]]) -> None:
-        """Train what is needed, then have every client fill up what it lacks."""
-        groups, gans, labeller = [], [], {}
+        """Train what is needed, then have every client top up what it lacks."""
+        groups: list[list[str]] = []
+        gans: list[Weights] = []
+        labeller: Weights = {}
         if self.cfg.synthetic != "none" and self.counts:
             wanted = len(self.counts) if self.cfg.groups == "all" else self.cfg.groups
-            groups = self.fed.once("groups", lambda: alike_groups(self.fed, self.counts, wanted))
+            groups = self.fed.once("groups", lambda: group_similar(self.fed, self.counts, wanted))
             gans = [generator_weights(gan) for gan in GanTrainer(self.fed, self.cfg, groups, self.counts).train()]
             if self.cfg.labeller == "federated":
-                short = self.cfg.model_copy(
-                    update={"train": self.cfg.train.model_copy(update={"rounds": self.cfg.labeller_rounds})}
-                )
-                labeller = mediated_loop(self.fed, short, even, phase="labeller").model
-        self.fed.once("fill up", lambda: self.fill_up(groups, gans, labeller))
+                short = self.cfg.train.model_copy(update={"rounds": self.cfg.labeller_rounds})
+                loop = SequentialLoop(self.fed, self.cfg.model_copy(update={"train": short}))
+                labeller = loop.prepare_model(even, "labeller", self.cfg.labeller_rounds)
+        self.fed.once("top up", lambda: self.top_up(groups, gans, labeller))
 
-    def fill_up(self, groups: list[list[str]], gans: list[Weights], labeller: Weights) -> dict[str, Any]:
-        """Send every client its generators; those who do not answer are asked again."""
+    def top_up(self, groups: list[list[str]], gans: list[Weights], labeller: Weights) -> list[str]:
+        """Send every client its generators; the clients that could not be reached."""
         cfg, fed = self.cfg, self.fed
         mixes = [np.sum([self.counts[client] for client in group], axis=0) for group in groups]
         known = [self.learnt(group) for group in groups]
-        filling = Filling(
+        how = TopUp(
             tau=cfg.tau,
-            static=vars(cfg.how()) if cfg.static and not cfg.private else None,
+            static=cfg.static_augmentation() if cfg.static and not cfg.private else None,
             synthetic=cfg.synthetic,
             noisy=cfg.private,
             labeller=labeller,
             spec=cfg.model,
-            real=real_images(fed) if cfg.synthetic == "real" else {},
+            real=draw_from_all(fed) if cfg.synthetic == "real" else None,
         )
-        left = list(fed.clients)
-        for _ in range(ATTEMPTS):
-            orders = {client: self.order(client, gans, mixes, known) for client in left}
-            replies = fed.scatter(
-                fill_shortage, {c: {"generators": dict(o), "how": dict(filling)} for c, o in orders.items()}
-            )
-            left = [client for client in left if client not in replies]
-            if not left:
-                break
-        if left:
-            fed.note(f"Could not be reached to make images: {', '.join(left)}.")
+        requests = {c: {"generators": self.generators(c, gans, mixes, known), "how": how} for c in fed.clients}
+        missed = list(fed.scatter(top_up, requests, attempts=ATTEMPTS).failures)
+        if missed:
+            fed.note(f"Could not be reached to generate images: {', '.join(missed)}.")
         self.show(groups, gans, known)
-        return {"missed": left}
+        return missed
 
     def learnt(self, group: list[str]) -> np.ndarray:
-        """The classes that a group's GAN has learnt, by the counts that its clients have told."""
+        """The classes that a group's GAN has learnt, by the counts that its clients have released."""
         sigma = noise_of_counts(self.cfg.counts_epsilon, self.cfg.privacy.delta)
         counts = [self.counts[client] for client in group]
         if self.cfg.private:  # each learns the classes that its own counts are sure of, and no others
             return np.asarray(np.any([surely_there(own, sigma, 1) for own in counts], axis=0))
         return surely_there(np.sum(counts, axis=0), sigma, len(group))
 
-    def order(self, client: str, gans: list[Weights], mixes: list[np.ndarray], known: list[np.ndarray]) -> Generators:
-        """The generators whose groups differ most from the client (all, where it has told nothing)."""
+    def generators(
+        self, client: str, gans: list[Weights], mixes: list[np.ndarray], known: list[np.ndarray]
+    ) -> Generators:
+        """The generators whose groups differ most from the client (all, where it has released no counts)."""
         chosen = list(range(len(gans)))
         if self.cfg.generators is not None and client in self.counts and gans:
             chosen = choose_generators(self.counts[client], mixes, self.cfg.generators)
@@ -186,7 +165,7 @@ class Gandalf:
 
     def show(self, groups: list[list[str]], gans: list[Weights], known: list[np.ndarray]) -> None:
         """Pictures of what each GAN makes, and a table that tells whether its images differ from one another."""
-        rows: list[list[Any]] = []
+        rows: list[list[str | float | int | None]] = []
         for number, (weights, group, there) in enumerate(zip(gans, groups, known, strict=True), 1):
             images, labels = self.samples(weights, there, number)
             self.fed.show(f"gan-{number}", images, labels)
@@ -195,7 +174,7 @@ class Gandalf:
             rows.append([f"GAN {number}", len(group), int(there.sum()), mean, least])
             if least is not None and mean is not None and least < COLLAPSED * mean:
                 self.fed.note(
-                    f"GAN {number} makes nearly the same image of a class again and again: look at its picture."
+                    f"GAN {number} generates nearly the same image of a class again and again: look at its picture."
                 )
         if rows:
             columns = ["", "clients", "classes", "distance of two images of a class", "of the class with the least"]

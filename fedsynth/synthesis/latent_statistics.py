@@ -1,4 +1,4 @@
-"""What FedDPMS lets out of a client about its latents, in two ways, and what may be drawn from it afterwards.
+"""What FedDPMS releases about a client's latents, in two ways, and what may be drawn from it afterwards.
 
 `noisy_means` is the paper's (eq. 1 to 3): copies of a class's mean latent with Gaussian noise, kept where the sender's
 own classifier recognises what the decoder makes of them. `class_statistics` is the calibrated one: per class the sum of
@@ -8,17 +8,16 @@ latents, their number and their second moment, each once, with noise that is cal
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from fedsynth.methods.feddpms.autoencoding import VaeNet
-from fedsynth.privacy import gaussian_epsilon, gaussian_sigma
+from fedsynth.privacy.gaussian import gaussian_epsilon, gaussian_sigma
 from fedsynth.privacy.mechanisms import add_gaussian
+from fedsynth.synthesis.vae_classifier import VaeNet
 
 COUNT_WEIGHT = 0.25  # κ: what a record adds to the released count, beside a latent of norm 1
 MOMENT_WEIGHT = 0.5  # ρ: the same for its second moment
@@ -31,24 +30,28 @@ DRAWS_PER_PASS = 256
 # -- as published ---------------------------------------------------------------------------------------------------
 
 
+class MeanSearch(BaseModel):
+    """How many noisy means of a class are wanted, with which σ, how certainly recognised, in how many draws each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    quota: int
+    sigma: float
+    certainty: float | None
+    tries: int
+
+
 def noisy_means(
-    net: VaeNet,
-    x: Tensor,
-    y: Tensor,
-    abundant: list[int],
-    quota: int,
-    sigma: float,
-    certainty: float | None,
-    tries: int,
-    rng: np.random.Generator,
+    net: VaeNet, x: Tensor, y: Tensor, abundant: list[int], search: MeanSearch, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     """Up to `quota` noisy means of each abundant class and their classes; at most `tries` draws for each."""
+    quota, certainty = search.quota, search.certainty
     found, labels = [], []
     for label in abundant:
         mean = net.encode(x[y == label]).mean(0)
         kept = torch.zeros((0, len(mean)))
-        for _ in range(math.ceil(quota * tries / DRAWS_PER_PASS)):
-            noise = rng.normal(0.0, sigma, (DRAWS_PER_PASS, len(mean))).astype(np.float32)
+        for _ in range(math.ceil(quota * search.tries / DRAWS_PER_PASS)):
+            noise = rng.normal(0.0, search.sigma, (DRAWS_PER_PASS, len(mean))).astype(np.float32)
             drawn = mean + torch.from_numpy(noise)  # eq. 1
             if certainty is not None:
                 drawn = drawn[recognised(net, decode(net, drawn, label), label, certainty)]  # eq. 2 and 3
@@ -70,11 +73,11 @@ def decode(net: VaeNet, z: Tensor, label: int | Tensor) -> Tensor:
 
 def recognised(net: VaeNet, images: Tensor, label: int, certainty: float) -> Tensor:
     """Which images the classifier takes for the class they were made for, at least so certainly."""
-    found = opinion(net, images)
+    found = class_probabilities(net, images)
     return (found.argmax(1) == label) & (found[:, label] >= certainty)
 
 
-def opinion(net: VaeNet, images: Tensor) -> Tensor:
+def class_probabilities(net: VaeNet, images: Tensor) -> Tensor:
     """The classifier's probabilities of each class."""
     net.classifier.eval()
     with torch.no_grad():
@@ -141,9 +144,10 @@ def class_statistics(z: Tensor, y: Tensor, classes: int, calibration: Calibratio
     return add_gaussian(sums, calibration.noise, rng)
 
 
-@dataclass(frozen=True)
-class LatentModel:
+class LatentModel(BaseModel):
     """Where to draw the latents of each class: mean and spread per class and dimension, and which classes are known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     mean: Tensor
     spread: Tensor
@@ -173,7 +177,7 @@ def latent_model(statistics: list[Tensor], latent: int, calibration: Calibration
         trust = 1 - (doubt / variance.var(1, keepdim=True).clamp_min(1e-12)).clamp_max(1)
         variance = even + trust * (variance - even)
         deviation = variance.clamp(SMALLEST_SPREAD**2, LARGEST_SPREAD**2).sqrt()
-    return LatentModel((0.5 + mean).float(), deviation.float(), known)
+    return LatentModel(mean=(0.5 + mean).float(), spread=deviation.float(), known=known)
 
 
 def draw_images(

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedsynth.components.loop import Update, fit_by_rule
-from fedsynth.components.slots import Visit
-from fedsynth.data.dataset import Schema
 from fedsynth.errors import UserError
-from fedsynth.federation import Client, task
 from fedsynth.learning.latent import Latent, LatentHeads, sample_latent
-from fedsynth.learning.models import Classifier, ModelSpec, PoolReLU, instantiate
+from fedsynth.learning.models import Classifier, Examples, ModelSpec, PoolReLU, instantiate
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
 from fedsynth.learning.training import Objective
 from fedsynth.learning.weights import Weights, load_weights, weights_of
@@ -50,25 +45,14 @@ class VaeSpec:
         own = own_latent(classifier)
         return own.heads if own else LatentHeads(reads_features(classifier).in_features, self.latent)
 
-    def decoder(self, classifier: Classifier, schema: Schema) -> Decoder:
+    def decoder(self, classifier: Classifier, schema: Examples) -> Decoder:
         """A decoder that mirrors the convolutions (tables 3 and 4)."""
         own = own_latent(classifier)
         size = own.heads.mean.out_features if own else self.latent
         widths, per_block = _convolutions(classifier)
-        channels, height, width = require_images(schema)
+        channels, height, width = schema.shape
         classes = schema.classes if self.conditional else 0
         return Decoder(size, (channels, height, width), widths, per_block, classes)
-
-
-def require_images(schema: Schema) -> tuple[int, int, int]:
-    """The shape of an image, or an error that says what is needed."""
-    if len(schema.shape) != 3 or min(schema.shape[1:]) < 4:
-        raise UserError(
-            f"The decoder draws images of at least 4x4 pixels, but an example of this data has shape {schema.shape}; "
-            "choose a method that makes no images, or give data.shape."
-        )
-    channels, height, width = schema.shape
-    return channels, height, width
 
 
 def own_latent(classifier: Classifier) -> Latent | None:
@@ -148,7 +132,7 @@ class VaeNet(nn.Module):
 class Beside:
     """An auto-encoder that reads the classifier's features without changing them, with an optimiser of its own.
 
-    The classifier learns as if it were alone, to the last bit.
+    The classifier learns as if it were alone, bit-identically.
     """
 
     def __init__(self, base: Objective, net: VaeNet, lr: float) -> None:
@@ -194,7 +178,7 @@ class VaeObjective:
         self.base.correct_gradients(model.classifier)
 
 
-def start_vae(seed: int, spec: ModelSpec, vae: VaeSpec, schema: Schema, weights: Weights) -> VaeNet:
+def start_vae(seed: int, spec: ModelSpec, vae: VaeSpec, schema: Examples, weights: Weights) -> VaeNet:
     """A classifier with these weights; heads and decoder as everybody starts with them, or as `weights` has them."""
     own = part(weights, "")
     classifier = instantiate(spec, schema.shape, schema.classes, own)
@@ -224,34 +208,6 @@ def with_prefix(weights: Weights, prefix: str) -> Weights:
 def without(weights: Weights, prefixes: Iterable[str]) -> Weights:
     """The entries that belong to none of these parts."""
     return {name: entry for name, entry in weights.items() if not name.startswith(tuple(prefixes))}
-
-
-@task
-def train_vae(
-    client: Client,
-    model: Weights,
-    spec: ModelSpec,
-    vae: dict[str, Any],
-    training: LocalTraining,
-    rule: dict[str, Any],
-    sent: dict[str, Any],
-    upload_decoder: bool,
-) -> Update:
-    """A preliminary round: train classifier, encoder and decoder; the decoder stays here until it is asked for."""
-    shape = VaeSpec(**vae)
-    x, y = client.data.train.tensors()
-    require_unit_range(x)
-    mine = client.state.get("decoder", {}) if not part(model, DECODER) else {}
-    net = start_vae(client.seed, spec, shape, client.schema, model | mine).to(client.device)
-    visit = Visit(client, net.classifier, part(model, ""), training, y, sent)
-    result, extra = fit_by_rule(visit, rule, x, y, net, lambda objective: shape.objective(objective, net))
-    entries = net.entries()
-    if not upload_decoder:
-        client.state["decoder"] = with_prefix(entries, DECODER)
-        entries = without(entries, [DECODER])
-    elif "decoder" in client.state:
-        del client.state["decoder"]
-    return client.release(Update(model=entries, examples=len(y), loss=result.loss, steps=result.steps, extra=extra))
 
 
 def require_unit_range(x: Tensor) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from fedsynth.methods.pfl_gan.similarity import (
     clear_groups,
     divergences,

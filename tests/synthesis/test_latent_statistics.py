@@ -7,9 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from fedsynth.methods.feddpms.latent_release import (
     COUNT_WEIGHT,
     MOMENT_WEIGHT,
@@ -18,6 +15,9 @@ from fedsynth.methods.feddpms.latent_release import (
     honest_epsilons,
     latent_model,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedsynth.privacy import gaussian_epsilon
 
 

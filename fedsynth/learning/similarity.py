@@ -1,4 +1,4 @@
-"""How alike clients are (PFL-GAN, section 3.2.2): from embedded examples to distances, neighbours, samples and groups.
+"""How similar clients are (PFL-GAN, section 3.2.2): from embedded examples to distances, neighbours and groups.
 
 Plain functions of tables; no federation here. The client itself is never its own neighbour, and enters neither τ_i nor
 σ_i: the paper's sums run over all j with d_ii = 0 but are divided by N − 1, which for τ_i is the mean over the others
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 Rule = Literal["mean", "2-means", "spectral", "gap", "none"]
-"""How neighbours are told from strangers; see `neighbours`."""
+"""How neighbours are told from others; see `neighbours`."""
 
 CLEAR = 2.5
 """Groups are apart for `gap` when the distance between them is more than so many times that inside of them."""
@@ -69,12 +69,12 @@ def neighbours(distances: np.ndarray, rule: Rule) -> np.ndarray:
     return np.asarray(near)
 
 
-def samples(distances: np.ndarray, near: np.ndarray, most: float | np.ndarray, rule: Rule) -> np.ndarray:
-    """⌊S_ij⌋ (eq. 5): how many of j's made examples client i is given.
+def samples_to_take(distances: np.ndarray, near: np.ndarray, most: float | np.ndarray, rule: Rule) -> np.ndarray:
+    """⌊S_ij⌋ (eq. 5): how many of j's synthetic examples client i is given.
 
     `most` is the paper's c, what a client at distance 0 gives: one for all, or one for each j. For the paper's rules
     (mean and 2-means) that falls with exp(−d²/2σ²). Members of one group give all: where groups are clear the kernel
-    is nearly 1 within them, and where there is none σ is noise alone and shuts out clients that are all alike.
+    is nearly 1 within them, and where there is none σ is noise alone and shuts out clients that are all similar.
     """
     kernel = np.ones_like(distances)
     if rule in ("mean", "2-means"):
@@ -170,7 +170,7 @@ def _symmetric(distances: np.ndarray) -> tuple[np.ndarray, list[int], list[list[
 def _near(away: np.ndarray, parts: list[list[int]]) -> float:
     """What is near: the mean over clients of the distance to their own group, for a client alone to the nearest one.
 
-    So clients that stand alone speak against a partition: two that are very alike do not make all others strangers.
+    So clients that stand alone speak against a partition: two that are very similar do not make all others outsiders.
     """
     everybody = [i for part in parts for i in part]
     distances = []

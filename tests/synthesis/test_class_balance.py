@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from fedsynth.components.filling import amounts, choose_generators, drop_surplus, share_out, shortage, split_exactly
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-
-from fedsynth.components.filling import amounts, choose_generators, drop_surplus, share_out, shortage, split_exactly
 
 HEARTS, STARS, TRIANGLES = 0, 1, 2
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fedsynth.components.grouping import balanced_groups, kl, shares, similar_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-
-from fedsynth.components.grouping import balanced_groups, kl, shares, similar_groups
 
 
 def rng(seed: int = 0) -> np.random.Generator:
