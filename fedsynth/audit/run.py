@@ -13,7 +13,8 @@ from typing import Any, TypedDict
 from safetensors.torch import load_file
 from torch import Tensor
 
-import fedsynth.audit.task_trials  # noqa: F401  (declares the trials of the package's own tasks)
+import fedsynth.audit.statistics_trials
+import fedsynth.audit.training_trials  # noqa: F401  (both declare the trials of the package's own tasks)
 from fedsynth.audit.members import (
     Attack,
     ClosestRecord,
