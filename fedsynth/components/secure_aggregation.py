@@ -35,14 +35,14 @@ from fedsynth.privacy.secure_sum import (
     Words,
     are_keys,
     check_keys,
-    disclosed,
+    disclose,
     enough,
     from_words,
     shares_for,
     to_words,
     unmask,
 )
-from fedsynth.privacy.secure_sum import masked as under_masks
+from fedsynth.privacy.secure_sum import mask as under_masks
 from fedsynth.privacy.words import EVERY_UPDATE, MASKED
 
 KEPT = "secure sum"  # in the private state: the secrets of the sum that is under way
@@ -128,7 +128,7 @@ def open_sum(
     if not {*stayed, *left} <= {*shares, client.id}:
         raise SecureSumError("Shares of some of the clients are missing.")
     own = kept["own"][0], kept["own"][1]
-    seeds, masks = disclosed(client.id, secrets, kept["keys"], own, shares, stayed, left)
+    seeds, masks = disclose(client.id, secrets, kept["keys"], own, shares, stayed, left)
     del client.state[KEPT]  # asked once more, for whatever secret, there is none to give
     return client.release(Opened(seeds=seeds, masks=masks), **no_data(scope, "seeds", "masks"))
 

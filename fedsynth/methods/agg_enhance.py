@@ -32,7 +32,7 @@ from fedsynth.components.slots import AggregationContext, PostAggregation
 from fedsynth.federation import Client, Reply, leaves, method, task
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
-from fedsynth.synthesis.inversion import Inversion, chosen_by_consensus, consensus, invert
+from fedsynth.synthesis.inversion import Inversion, choose_by_consensus, consensus, invert
 
 NOTHING_MORE = (
     "Interior points are post-processing of the shared weights: they add no leak beyond them and remove none."
@@ -125,7 +125,7 @@ class InteriorPoints(InteriorSettings, Scheduled, PostAggregation, name="interio
             if scored is None:
                 return None
             scores = scored
-        return chosen_by_consensus(candidates, scores)
+        return choose_by_consensus(candidates, scores)
 
     def scores(self, context: AggregationContext, clients: list[str], images: Tensor, labels: Tensor) -> Tensor | None:
         """Every candidate's summed probability of its class, over the models that predict it."""

@@ -18,7 +18,7 @@ from fedsynth.learning.models import build_model
 from fedsynth.methods.agg_enhance import AggEnhanceConfig, InteriorPoints
 from fedsynth.privacy import PrivacyConfig
 from fedsynth.seeding import generator
-from fedsynth.synthesis.inversion import chosen_by_consensus, consensus
+from fedsynth.synthesis.inversion import choose_by_consensus, consensus
 
 RunMethod = Callable[..., Finished]
 QUICK = {"steps": 3, "tune_epochs": 1}
@@ -64,7 +64,7 @@ def test_consensus_is_that_of_a_nested_loop(seed: int, count: int, classes: int)
     with torch.no_grad():
         said = torch.stack([judge(candidates.flatten(0, 1)).softmax(1) for judge in models])
     scores = consensus(said, torch.arange(classes).repeat(count))
-    kept = chosen_by_consensus(candidates, scores)
+    kept = choose_by_consensus(candidates, scores)
     for label, maker in enumerate(best_by_hand(models, candidates)):
         if scores.view(count, classes)[:, label].max() > 0:  # otherwise nobody agrees, and any will do
             assert torch.equal(kept[label], candidates[maker, label])
