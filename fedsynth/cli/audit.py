@@ -45,7 +45,7 @@ def _print_audit(done: Audit) -> None:
     from fedsynth.audit.run import NEVER_PROVES
     from fedsynth.privacy.budget import say_number
 
-    columns = ("what left", "unit, neighbours, against", "proven", "covered", "not covered", "audit")
+    columns = ("released", "unit, neighbours, against", "proven", "covered", "not covered", "audit")
     table = Table(*columns, box=box.HORIZONTALS, show_lines=True)
     for row in done.rows:
         scope = f"{row['unit']}, {row['adjacency']}, {row['against']}" if row["unit"] else "–"

@@ -52,7 +52,7 @@ def split_list(text: str, what: str, example: str) -> list[str]:
 
 
 def choose_say(quiet: bool) -> Callable[[str], None]:
-    """Where progress of a study is told: at a terminal, unless it should be quiet."""
+    """Where progress of a study is shown: at a terminal, unless it should be quiet."""
     shown = Console(stderr=True)
     return shown.print if shown.is_terminal and not quiet else (lambda text: None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -95,7 +96,7 @@ def check(
 
     found = check_site(read_site(file))
     if as_json:
-        print_json(found.to_dict())
+        print_json(asdict(found))
     else:
         print("\n".join(site_check_lines(found)))
     if found.problems:

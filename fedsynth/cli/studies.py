@@ -158,7 +158,16 @@ def advise(
     from fedsynth.studies.work import Work
 
     tried = tuple(part.strip() for part in methods.split(",") if part.strip())
-    question = Question(tables, histograms, epsilon, data, examples, rounds, tried, seeds)
+    question = Question(
+        tables=tables,
+        histograms=histograms,
+        epsilon=epsilon,
+        data=data,
+        examples=examples,
+        rounds=rounds,
+        methods=tried,
+        seeds=seeds,
+    )
     done = answer(question, name, Work(say=choose_say(quiet), jobs=jobs))
     if as_json:
         print_json(done.as_dict())

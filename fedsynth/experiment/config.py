@@ -58,14 +58,16 @@ class EvaluationConfig(BaseModel):
         100, ge=0, description="clients that validate during training; a sample where there are more; 0: none is asked"
     )
     final_clients: int = Field(
-        10_000, ge=0, description="clients judged at the end; a sample where there are more; 0: none is asked"
+        10_000, ge=0, description="clients evaluated at the end; a sample where there are more; 0: none is asked"
     )
     class_counts: bool = Field(
         False,
         description="over a network: ask every site once for its class counts, exact and without a guarantee, so that "
         "the report can show who has what; simulations know them anyway",
     )
-    test_curve: bool = Field(False, description="also judge the global test set while training, as papers print it")
+    test_curve: bool = Field(
+        False, description="also evaluate on the global test set while training, as papers print it"
+    )
 
 
 class Experiment(BaseModel):
@@ -89,7 +91,7 @@ class Experiment(BaseModel):
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
 
     @model_validator(mode="after")
-    def _patience_is_told_of_progress(self) -> Experiment:
+    def _patience_needs_validation(self) -> Experiment:
         if self.train.patience is not None and not (self.evaluation.every and self.evaluation.clients):
             raise ValueError(
                 "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
@@ -98,7 +100,7 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _lies_can_be_told(self) -> Experiment:
+    def _single_replies_can_be_falsified(self) -> Experiment:
         if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
             raise ValueError(
                 "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "
@@ -117,7 +119,7 @@ class Experiment(BaseModel):
         return self.model or ModelSpec(name=find_method(self.method_name).model)
 
     def method_config(self) -> MethodConfig:
-        """The method's settings, with the training, the model and the protection put in."""
+        """The method's settings, with the training, the model and the privacy put in."""
         kind = find_method(self.method_name).config
         settings = {key: value for key, value in self.method.items() if key != "name"}
         allowed = kind.own_settings()
@@ -125,10 +127,10 @@ class Experiment(BaseModel):
             if key not in allowed:
                 raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
         try:
-            made: MethodConfig = kind(train=self.train, model=self.model_spec, privacy=self.privacy, **settings)
+            config: MethodConfig = kind(train=self.train, model=self.model_spec, privacy=self.privacy, **settings)
         except ValidationError as error:
             raise explain(error, f'method "{self.method_name}"', MethodConfig) from None
-        return made
+        return config
 
     def resolved(self) -> Tables:
         """Everything that decides the result, with defaults filled in; what a run folder keeps."""

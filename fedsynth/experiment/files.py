@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError
-from fedsynth.experiment.plugins import NAME_THEM, TRUST, beside, check_trusted
+from fedsynth.experiment.plugins import NAME_THEM, TRUST, check_trusted, find_beside
 
 Tables = dict[str, Any]
 """What an experiment file holds: sections and values by name."""
@@ -43,7 +43,7 @@ def read_experiment(file: Path, trust_plugins: bool = False, how: str = TRUST) -
     if not isinstance(tables, dict):
         raise ConfigError(f"{file} cannot be read as an experiment: it must hold one object.")
     if "plugins" in tables:
-        tables["plugins"] = beside(tables["plugins"], file.parent)
+        tables["plugins"] = find_beside(tables["plugins"], file.parent)
         check_trusted(file, trust_plugins or file.suffix != ".json", tables["plugins"], how=how)
     engine = tables.get("engine")
     if isinstance(engine, dict) and isinstance(engine.get("certificate"), str):

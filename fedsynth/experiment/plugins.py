@@ -50,7 +50,7 @@ def check_trusted(where: Path, trusted: bool, *lists: Any, how: str = TRUST) -> 
     )
 
 
-def beside(plugins: Any, folder: Path) -> Any:
+def find_beside(plugins: Any, folder: Path) -> Any:
     """Plugins named in an experiment file are looked for beside that file, then in the current folder."""
     if not isinstance(plugins, list):
         return plugins
