@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 
 from fedsynth.components.slots import (
@@ -117,7 +117,15 @@ class Unprotected(UpdatePrivacy, name="none"):
     """Updates leave as they are."""
 
 
-UpdatesSlot = Annotated[UpdatePrivacy, BeforeValidator(UpdatePrivacy.parse), SerializeAsAny()]
+def _at_clients(updates: UpdatePrivacy) -> UpdatePrivacy:
+    if updates.secure is not None:
+        raise ValueError("a secure sum is the server's affair: clients are asked for masked updates")
+    return updates
+
+
+UpdatesSlot = Annotated[
+    UpdatePrivacy, BeforeValidator(UpdatePrivacy.parse), AfterValidator(_at_clients), SerializeAsAny()
+]
 TRAINED = "trained"  # in the private state: the model as it was released, where the client will be asked about it
 
 
