@@ -20,6 +20,7 @@ ALLOWED = {
     "learning": ("learning", "seeding"),
     "synthesis": (
         "synthesis",
+        "seeding",
         "data.readers.archives",
         "learning",
         "privacy.dpsgd",  # clipping, sampling and noise are written once

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -12,8 +12,8 @@ from rich.table import Table
 from fedsynth.cli.common import AsJson, Silent, TrustPlugins, choose_say, out, print_json, print_line
 
 if TYPE_CHECKING:
-    from fedsynth.audit.members import Attack
-    from fedsynth.audit.run import Audit
+    from fedsynth.audit.members import Attack, ClosestRecord
+    from fedsynth.audit.run import Audit, AuditRow
 
 
 def audit(
@@ -59,7 +59,7 @@ def _print_audit(done: Audit) -> None:
         print_line(line)
 
 
-def _tested(row: dict[str, Any]) -> str:
+def _tested(row: AuditRow) -> str:
     if row["lower_bound"] is None:
         return str(row["audit"])
     claimed = f"; {row['claimed']:.3g} claimed for {_releases(row)}" if row["claimed"] is not None else ""
@@ -68,7 +68,9 @@ def _tested(row: dict[str, Any]) -> str:
     return f"{verdict}: ε ≥ {row['lower_bound']:.2f}{claimed} ({how})"
 
 
-def _refuted(row: dict[str, Any]) -> str:
+def _refuted(row: AuditRow) -> str:
+    assert row["lower_bound"] is not None
+    assert row["claimed"] is not None
     if row["lower_bound"] > row["claimed"]:
         found = f"it is at least {row['lower_bound']:.3g}"
     else:
@@ -76,7 +78,7 @@ def _refuted(row: dict[str, Any]) -> str:
     return f"REFUTED: ε = {row['claimed']:.3g} is claimed for {_releases(row)} of {row['release']}; {found}."
 
 
-def _releases(row: dict[str, Any]) -> str:
+def _releases(row: AuditRow) -> str:
     return "one release" if row["releases"] == 1 else f"{row['releases']} releases"
 
 
@@ -96,7 +98,7 @@ def _attacked(attack: Attack) -> str:
     )
 
 
-def _screened(screen: dict[str, Any]) -> str:
+def _screened(screen: ClosestRecord) -> str:
     verdict = "a WARNING" if screen["low"] > 0.5 else "nothing seen"
     return (
         f"Distance to the closest record (a screen, not a proof), {verdict}: {screen['share']:.1%} "

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 
+from fedsynth.components.samples import Samples
 from fedsynth.components.slots import (
     Kept,
     LocalContext,
@@ -24,7 +25,6 @@ from fedsynth.components.slots import (
     SecureSettings,
     SlotValue,
 )
-from fedsynth.components.synthetic_samples import Samples
 from fedsynth.federation import Client, Federation, Message, Reply, leaves, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
@@ -71,7 +71,7 @@ class UpdatePrivacy(SlotValue, slot="updates"):
         return None
 
     def at_clients(self) -> UpdatePrivacy:
-        """What clients are told."""
+        """What requests to clients name."""
         return self
 
     def collect(
@@ -117,7 +117,15 @@ class Unprotected(UpdatePrivacy, name="none"):
     """Updates leave as they are."""
 
 
-UpdatesSlot = Annotated[UpdatePrivacy, BeforeValidator(UpdatePrivacy.parse), SerializeAsAny()]
+def _at_clients(updates: UpdatePrivacy) -> UpdatePrivacy:
+    if updates.secure is not None:
+        raise ValueError("a secure sum is the server's affair: clients are asked for masked updates")
+    return updates
+
+
+UpdatesSlot = Annotated[
+    UpdatePrivacy, BeforeValidator(UpdatePrivacy.parse), AfterValidator(_at_clients), SerializeAsAny()
+]
 TRAINED = "trained"  # in the private state: the model as it was released, where the client will be asked about it
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsynth.components.local_training import TrainRequest, Update, UpdatePrivacy, UpdatesSlot, train
 from fedsynth.components.secure_aggregation import (
@@ -18,11 +18,10 @@ from fedsynth.components.secure_aggregation import (
     secure_mean,
     secured,
 )
-from fedsynth.components.slots import LocalData, LocalObjective, Mean, NoPostAggregation
+from fedsynth.components.slots import LocalObjective, Mean, NoPostAggregation
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation, Reply, leaves, task
 from fedsynth.federation.state import picked
-from fedsynth.federation.tasks import TaskError
 from fedsynth.learning.weights import Weights
 from fedsynth.privacy import PrivacyConfig
 from fedsynth.privacy.guarantee import Scope
@@ -79,9 +78,6 @@ class SecureSum(UpdatePrivacy, name="secure_sum"):
     def check(self, loop: Loop) -> None:
         self.inner.check(loop)
         check_secure(loop)
-
-    def check_here(self, objective: LocalObjective, local_data: LocalData, net: nn.Module) -> None:
-        raise TaskError("A secure sum is the server's affair: clients are asked for masked updates.")
 
     def prepare(self, fed: Federation, objective: LocalObjective) -> None:
         self.inner.prepare(fed, objective)

@@ -56,7 +56,7 @@ class TrainConfig(BaseModel):
         return self
 
     def local(self, round: int) -> LocalTraining:
-        """What a client is told in this round."""
+        """How clients train in this round."""
         rate = learning_rate(self.schedule, self.lr, round, self.rounds, self.lr_step, self.lr_gamma)
         return LocalTraining(
             epochs=self.local_epochs,

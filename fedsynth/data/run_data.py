@@ -18,7 +18,7 @@ from fedsynth.errors import DataError
 class RunData(Protocol):
     """What a run must know of its federation's data, wherever that is. Without a `test`, there is no global test.
 
-    How many examples clients have is None where it is not known: sites of a network tell it only when they are asked.
+    How many examples clients have is None where it is not known: sites of a network release it only on request.
     """
 
     @property
@@ -42,18 +42,18 @@ class RunData(Protocol):
 
     def split_fingerprint(self) -> str: ...
 
-    def manifest(self) -> dict[str, Any]: ...
+    def manifest(self) -> numbers.Manifest: ...
 
 
 @dataclass(frozen=True)
 class DescribedData:
     """Sites as they described themselves: shape and classes. The server has no test.
 
-    `told` has the training examples per class of those sites that were asked for them and answered.
+    `class_counts` has the training examples per class of those sites that released them.
     """
 
     sites: Mapping[str, Mapping[str, Any]]
-    told: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     test: Dataset | None = None
     test_sources: np.ndarray | None = None
     source_names: tuple[str, ...] = ("sites",)
@@ -80,28 +80,28 @@ class DescribedData:
                         "give all sites the same [schema]."
                     )
 
-    def with_counts(self, told: Mapping[str, Sequence[int]]) -> DescribedData:
-        """The same sites, and what some of them told of their training examples, class by class."""
-        return replace(self, told=dict(told))
+    def with_counts(self, class_counts: Mapping[str, Sequence[int]]) -> DescribedData:
+        """The same sites, and what some of them released of their training examples, class by class."""
+        return replace(self, class_counts=dict(class_counts))
 
     def train_size(self, client: str) -> int | None:
-        """How many examples a site trains on, if it told."""
-        return sum(self.told[client]) if client in self.told else None
+        """How many examples a site trains on, if it released that."""
+        return sum(self.class_counts[client]) if client in self.class_counts else None
 
     def counts(self, part: str = "train") -> np.ndarray | None:
-        """Examples per site and class in one part, if all sites told; of other parts than "train" nobody does."""
-        if part != "train" or not all(site in self.told for site in self.sites):
+        """Examples per site and class in one part, if all sites released them; they release "train" alone."""
+        if part != "train" or not all(site in self.class_counts for site in self.sites):
             return None
-        return np.array([self.told[site] for site in self.sites], dtype=np.int64)
+        return np.array([self.class_counts[site] for site in self.sites], dtype=np.int64)
 
     def split_fingerprint(self) -> str:
         """sha256 over what the sites say of their data; it changes when a site's data does."""
         known = [[name, about["fingerprint"]] for name, about in self.sites.items()]
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> numbers.Manifest:
         """The same table as a simulated split's, without what the server does not know."""
-        table: dict[str, Any] = {
+        table: numbers.Manifest = {
             "sites": {name: dict(about) for name, about in self.sites.items()},
             "fingerprint": {"split": self.split_fingerprint()},
             "shape": list(self.schema.shape),
@@ -111,10 +111,10 @@ class DescribedData:
         counts = self.counts()
         if counts is not None:
             table["examples"] = {"train": int(counts.sum())}
-            table["train_sizes"] = numbers.size_summary(counts.sum(axis=1))
-            table["skew"] = numbers.realised_skew(counts)
-            table["counts"] = numbers.count_table(self.clients, {"train": counts})
-        elif self.told:
-            told = {site: {"train": list(self.told[site])} for site in self.sites if site in self.told}
-            table["counts"] = {"per_client": told}
+            table["train_sizes"] = numbers.summarise_sizes(counts.sum(axis=1))
+            table["skew"] = numbers.measure_skew(counts)
+            table["counts"] = numbers.tabulate_counts(self.clients, {"train": counts})
+        elif self.class_counts:
+            known = {site: {"train": list(self.class_counts[site])} for site in self.sites if site in self.class_counts}
+            table["counts"] = {"per_client": known}
         return table

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, experiment: Experiment, source: str, manifest: dict[str, Any] | None) -> RunFolder:
+    def create(cls, experiment: Experiment, source: str, manifest: Mapping[str, object] | None) -> RunFolder:
         """A new folder with the resolved experiment, the versions and, if it is known yet, the manifest of the split.
 
         `source` names the data, in the folder's name.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsynth.components.class_counts import report_counts
+from fedsynth.components.class_counts import count_classes
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.data.run_data import DescribedData, RunData
 from fedsynth.engines.faults import FaultyEngine
@@ -40,6 +40,8 @@ from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
 from fedsynth.seeding import Secret
+
+MOST_EXAMPLES = 10**12  # of a class: more is a mistake or a lie, and would not add up in 64 bits
 
 
 @dataclass
@@ -218,6 +220,18 @@ def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, pat
     known = data.with_counts(fed.once("class counts for the report", lambda: report_counts(fed)))
     write_json(path / "manifest.json", known.manifest())
     return known
+
+
+def report_counts(fed: Federation) -> dict[str, list[int]]:
+    """The exact class counts of the clients that release them, where they can be right."""
+    replies = fed.broadcast(count_classes, quorum=0.0)
+    return {c: reply.counts.tolist() for c, reply in replies.items() if _credible(reply.counts, fed.schema.classes)}
+
+
+def _credible(counts: np.ndarray, classes: int) -> bool:
+    """Whether these are numbers of examples at all."""
+    whole = counts.shape == (classes,) and counts.dtype.kind in "iu"
+    return whole and bool(counts.min() >= 0) and bool(counts.max() <= MOST_EXAMPLES)
 
 
 def policy_of(experiment: Experiment) -> Policy:

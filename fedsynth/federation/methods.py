@@ -28,13 +28,13 @@ class Outcome:
 
 WITHOUT_SYNTHESIS = "without synthesis"
 NOISE = "noise"
-"""Names of the two controls by which a method's gain is judged; a method may have others."""
+"""Names of the two controls by which a method's gain is evaluated; a method may have others."""
 
 
 @dataclass(frozen=True)
 class Method:
     """A registered method. `controls` maps the name of a control to the settings of the method that it changes;
-    `fedavg_when` are the settings with which it is FedAvg to the last bit, where there are any."""
+    `fedavg_when` are the settings with which it is FedAvg, bit-identical, where there are any."""
 
     name: str
     program: Callable[[Federation, Any], Outcome]

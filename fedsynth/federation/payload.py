@@ -57,7 +57,7 @@ class PayloadError(FedsynthError):
 
 
 def encode(fields: Mapping[str, Any]) -> bytes:
-    """Serialise named fields. The result decodes to equal values, to the last bit."""
+    """Serialise named fields. The result decodes to equal values, bit-identical."""
     tensors: dict[str, torch.Tensor] = {}
     try:
         tree = _pack(fields, "", tensors)

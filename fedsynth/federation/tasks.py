@@ -125,14 +125,12 @@ def qualified_name(function: Callable[..., Reply]) -> str:
 
 def task(function: Callable[..., Reply]) -> Task:
     """Register a function as a client task under its qualified name."""
-    made = Task(function)
-    known = _REGISTRY.get(made.name)
+    new = Task(function)
+    known = _REGISTRY.get(new.name)
     if known is not None and known.function.__module__ != function.__module__:
-        raise TaskError(
-            f'Two tasks are called "{made.name}": in {known.function.__module__} and {function.__module__}.'
-        )
-    _REGISTRY[made.name] = made
-    return made
+        raise TaskError(f'Two tasks are called "{new.name}": in {known.function.__module__} and {function.__module__}.')
+    _REGISTRY[new.name] = new
+    return new
 
 
 def all_tasks() -> list[Task]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -144,6 +144,16 @@ def make_images(
             here = slice(start, start + batch)
             drawn.append(generator(z[here], None if labels is None else labels[here].to(like.device)))
     return torch.cat(drawn).clone(memory_format=torch.contiguous_format)
+
+
+def draw_some(
+    generator: Generator, spec: GanSpec, known: Sequence[int] | np.ndarray, count: int, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """So many images of each known class, with their labels; of a generator that knows no classes, so many of any."""
+    if not spec.conditional:
+        return make_images(generator, spec, None, rng, count=count), torch.zeros(count, dtype=torch.int64)
+    labels = torch.as_tensor(known, dtype=torch.int64).repeat_interleave(count)
+    return make_images(generator, spec, labels, rng), labels
 
 
 def mean_distance(images: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""What FedDPMS lets out about latents: sensitivity, noise, and what can be drawn from it."""
+"""What FedDPMS releases about latents: sensitivity, noise, and what can be drawn from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedsynth.methods.feddpms.latent_release import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsynth.privacy import gaussian_epsilon
+from fedsynth.synthesis.latent_statistics import (
     COUNT_WEIGHT,
     MOMENT_WEIGHT,
     Calibration,
@@ -15,10 +19,6 @@ from fedsynth.methods.feddpms.latent_release import (
     honest_epsilons,
     latent_model,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedsynth.privacy import gaussian_epsilon
 
 
 class Silent:

@@ -7,7 +7,7 @@ work. It repairs a draw that leaves a client too small by moving examples; it ne
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ LABEL_COUNT = re.compile(r"noniid-#label(\d+)")
 
 
 class PartitionConfig(BaseModel):
-    """What every partitioner can be told; each has a class of its own with its further keys."""
+    """The keys of every partitioner; each has a class of its own with its further keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -67,7 +67,7 @@ def partitioner(config: type[PartitionConfig], aliases: tuple[str, ...] = ()) ->
     return register
 
 
-def parse_partition(table: dict[str, Any]) -> PartitionConfig:
+def parse_partition(table: Mapping[str, object]) -> PartitionConfig:
     """The config of a partitioner from a plain table; without a name it is `dirichlet`.
 
     An unknown name or key is a `ConfigError` that names the partitioner and the nearest known word.

@@ -13,7 +13,7 @@ from fedsynth.data.readers.arrays import is_packed, read_npz
 from fedsynth.data.readers.idx import idx_names, read_idx_folder
 from fedsynth.data.readers.image_folders import class_folders, read_image_folder
 from fedsynth.data.readers.raw import Part, Raw, describe_shape
-from fedsynth.data.readers.tables import difference, read_csv, read_parquet
+from fedsynth.data.readers.tables import describe_difference, read_csv, read_parquet
 from fedsynth.errors import DataError
 
 Reader = Callable[[Path, DataConfig], Raw]
@@ -61,8 +61,8 @@ def read_clients(folder: Path, config: DataConfig) -> Raw:
 
 def join_clients(clients: dict[str, Raw], where: str) -> Raw:
     """One source out of many; a client whose shape or columns differ is named with the difference."""
-    clients = same_channels(clients)
-    problem = next(iter(client_differences(clients)), None)
+    clients = unify_channels(clients)
+    problem = next(iter(find_differences(clients)), None)
     if problem is not None:
         raise DataError(f"{where}: {problem}")
     columns = next(iter(clients.values())).columns
@@ -72,13 +72,13 @@ def join_clients(clients: dict[str, Raw], where: str) -> Raw:
     return Raw(_join([raw.train for raw in raws]), _join(tests) if tests else None, columns, groups)
 
 
-def client_differences(clients: dict[str, Raw]) -> list[str]:
+def find_differences(clients: dict[str, Raw]) -> list[str]:
     """One sentence per client that does not fit the first one."""
     first_id, first = next(iter(clients.items()))
     problems = []
     for client, raw in clients.items():
         if set(raw.columns) != set(first.columns) and raw.columns and first.columns:
-            problem = difference(first.columns, raw.columns)
+            problem = describe_difference(first.columns, raw.columns)
         elif raw.train.x.shape[1:] != first.train.x.shape[1:]:
             problem = f"its examples are {describe_shape(raw.train.x)}, not {describe_shape(first.train.x)}"
         elif raw.train.y.dtype.kind != first.train.y.dtype.kind:
@@ -92,7 +92,7 @@ def client_differences(clients: dict[str, Raw]) -> list[str]:
     return problems
 
 
-def same_channels(clients: dict[str, Raw]) -> dict[str, Raw]:
+def unify_channels(clients: dict[str, Raw]) -> dict[str, Raw]:
     """Image folders are grey only if every client's are; otherwise grey clients become RGB like the rest."""
     if not all(raw.from_pictures for raw in clients.values()):
         return clients

@@ -103,7 +103,7 @@ def _fits_a_byte(x: np.ndarray) -> bool:
     return len(x) > 0 and int(x.min()) >= 0 and int(x.max()) <= 255
 
 
-def sorted_names(names: Sequence[str]) -> list[str]:
+def sort_names(names: Sequence[str]) -> list[str]:
     """Class names in the order of their numbers: by value when all are digits, else alphabetically."""
     unique = sorted(set(names))
     return sorted(unique, key=int) if all(name.isascii() and name.isdigit() for name in unique) else unique
@@ -117,7 +117,7 @@ def number_labels(parts: Sequence[np.ndarray], where: str) -> tuple[list[np.ndar
     if kinds == {"numbers"}:
         classes = 1 + max(int(part.max()) for part in parts)
         return list(parts), tuple(str(label) for label in range(classes))
-    names = sorted_names([str(name) for part in parts for name in np.unique(part)])
+    names = sort_names([str(name) for part in parts for name in np.unique(part)])
     alphabetical = np.array(sorted(names))
     number = {name: position for position, name in enumerate(names)}
     numbers = np.array([number[str(name)] for name in alphabetical], dtype=np.int64)
@@ -136,8 +136,8 @@ def resize(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return out.reshape(*x.shape[:2], height, width)
 
 
-def resized(raw: Raw, size: tuple[int, int] | None, where: str) -> Raw:
-    """The same data with images of another size; rows of a table cannot be resized."""
+def resize_images(raw: Raw, size: tuple[int, int] | None, where: str) -> Raw:
+    """The same data with images of another size; rows of a table cannot be resize_images."""
     if size is None:
         return raw
     if raw.train.x.ndim != 4:

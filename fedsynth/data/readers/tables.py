@@ -38,13 +38,13 @@ def _read(path: Path, config: DataConfig, ending: str, open_frame: Any) -> Raw:
         return Raw(train, columns=columns, groups=groups)
     test, others, _ = _table(open_frame(files[1], config), files[1], config)
     if set(others) != set(columns):
-        raise DataError(f"{files[1]} differs from {files[0].name}: {difference(columns, others)}.")
+        raise DataError(f"{files[1]} differs from {files[0].name}: {describe_difference(columns, others)}.")
     if others != columns and test.x.ndim == 2:
         test = Part(test.x[:, [others.index(column) for column in columns]], test.y)
     return Raw(train, test, columns, groups)
 
 
-def difference(expected: tuple[str, ...], found: tuple[str, ...]) -> str:
+def describe_difference(expected: tuple[str, ...], found: tuple[str, ...]) -> str:
     """What columns are missing and what columns are extra, in words."""
     words = []
     for verb, names in (("lacks", set(expected) - set(found)), ("adds", set(found) - set(expected))):

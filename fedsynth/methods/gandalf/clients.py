@@ -10,7 +10,8 @@ from fedsynth.components.ablations import stand_ins
 from fedsynth.components.class_counts import post_processing_guarantee, released_counts
 from fedsynth.components.local_training import UpdatesSlot
 from fedsynth.components.private_gan import fit_gan_privately
-from fedsynth.components.synthetic_samples import Samples, keep_samples
+from fedsynth.components.samples import Samples
+from fedsynth.components.synthetic_store import keep_samples
 from fedsynth.federation import Client, Done, Message, Reply, leaves, task
 from fedsynth.learning.grouping import shares
 from fedsynth.learning.models import ModelSpec
@@ -135,11 +136,11 @@ def generate(client: Client, generators: Generators, how: TopUp, lacking: np.nda
         generator = load_generator(spec, shape, classes, weights)
         if spec.conditional:
             asked = torch.repeat_interleave(torch.arange(classes), torch.from_numpy(plan[number]))
-            made = make_images(generator, spec, asked, rng)
+            drawn = make_images(generator, spec, asked, rng)
         else:
-            made = make_images(generator, spec, None, rng, count=int(numbers[number]))
-            asked = label(client, how, made)
-        images, labels = torch.cat([images, made]), torch.cat([labels, asked])
+            drawn = make_images(generator, spec, None, rng, count=int(numbers[number]))
+            asked = label(client, how, drawn)
+        images, labels = torch.cat([images, drawn]), torch.cat([labels, asked])
     return images, labels
 
 

@@ -1,20 +1,18 @@
-"""The trials of what the package's own tasks claim: at which records each can least hide what it must hide.
+"""The trials of what tasks claim about training: at which records each can least hide what it must hide.
 
-Each runs the task's own code. Where what leaves is made of something else that is protected (a generator, of its
-critic; a masked number, of the number), the trial looks at that: an attacker who sees more.
+Each runs the task's own code. Where what is released is computed from something else that is protected (a generator,
+from its critic; a masked number, from the number), the trial looks at that: an attacker who sees more.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsynth.components.class_counts import RELEASED, count_classes
+from fedsynth.components.class_counts import RELEASED
 from fedsynth.components.local_training import TrainRequest, train
 from fedsynth.components.loop import update_privacy
 from fedsynth.components.private_gan import fit_gan_privately
@@ -24,25 +22,18 @@ from fedsynth.components.settings import MethodConfig
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.federation import Client
 from fedsynth.federation.trials import FAR, Trial, flat_numbers
-from fedsynth.learning.models import ModelSpec, initial_model
+from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.learning.weights import weights_of
-from fedsynth.methods.feddpms.clients import share_statistics, train_augmented
-from fedsynth.methods.feddpms.settings import FedDpmsConfig
 from fedsynth.methods.gandalf.clients import GanVisit, train_gan_visit
 from fedsynth.methods.pfl_gan.client_gans import train_own_gan
-from fedsynth.privacy import Event, Guarantee, SampledGaussianEvent, gaussian_epsilon
+from fedsynth.privacy import Event, Guarantee, SampledGaussianEvent
 from fedsynth.privacy.config import SMALLEST
 from fedsynth.synthesis.gan import Gan, GanSpec, build_gan
 from fedsynth.synthesis.gan_networks import Critic
 from fedsynth.synthesis.gan_training import GanTraining
-from fedsynth.synthesis.latent_statistics import COUNT_WEIGHT, Calibration, MeanSearch, noisy_means
-from fedsynth.synthesis.vae_classifier import LATENT, VaeNet, VaeSpec, start_vae
 
 OTHERS = 3  # records that are the same in both data sets
 SURE_OF = 10.0  # a score so far above the others that a network is certain
-PUBLISHED_EPSILON = 1.21  # the largest that FedDPMS's paper claims for its settings (0.93 to 1.21)
-PUBLISHED_SIGMA = 3.0  # the smallest σ of those settings
 
 
 def labelled(x: np.ndarray, labels: Sequence[int]) -> Dataset:
@@ -166,7 +157,7 @@ MANY = 99  # records that stand behind the one in question
 def gan_records(label: int, classes: int, others: int) -> tuple[Dataset, Dataset]:
     """Without and with a record, which stands first: whatever is dealt by position moves on by one.
 
-    The others are dark and bright in turn: beside a dark one the made image shows, beside a bright one it does not.
+    The others alternate, dark and bright: beside a dark one the generated image shows, beside a bright one it does not.
     """
     rest = np.zeros((others, *SHAPE))
     rest[1::2] = FAR
@@ -175,7 +166,7 @@ def gan_records(label: int, classes: int, others: int) -> tuple[Dataset, Dataset
 
 
 def strong_gan(classes: int, seed: int) -> Gan:
-    """A GAN whose images differ strongly with the latent they are made from."""
+    """A GAN whose images differ strongly with the latent they are generated from."""
     gan = build_gan(SPEC, SHAPE, classes, seed)
     with torch.no_grad():
         for parameter in gan.generator.parameters():
@@ -219,7 +210,7 @@ def gan_trials(
 
 
 def gan_steps(private: int) -> GanTraining:
-    """So few and such steps that what leaves is one noisy sum."""
+    """So few and such steps that what is released is one noisy sum."""
     return GanTraining(batch_size=private, critic_steps=1, critic_lr=1.0, penalty=0.0)
 
 
@@ -240,7 +231,7 @@ def visit_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> lis
 
 @train_own_gan.trial
 def own_gan_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
-    """The critic, which stays at the client: the generator that leaves is made of it."""
+    """The critic, which stays at the client: the generator that is released learns from it."""
 
     def visit(client: Client, label: int, updates: DpSgdUpdates) -> np.ndarray:
         gan = strong_gan(schema.classes, client.round)
@@ -250,146 +241,3 @@ def own_gan_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> l
         return flat_numbers(dict(gan.critic.named_parameters()), start)
 
     return gan_trials(guarantee, schema, visit)
-
-
-# -- counts and statistics ------------------------------------------------------------------------------------------
-
-
-@count_classes.trial
-def count_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
-    """Noisy class counts: a record more or less in one class."""
-    epsilon, delta = getattr(cfg, "counts_epsilon", None), cfg.privacy.delta
-    if epsilon is None:
-        return []
-
-    def neighbours(label: int) -> tuple[Dataset, Dataset]:
-        rest = [label] * OTHERS
-        return labelled(np.zeros((OTHERS, 1)), rest), labelled(np.zeros((OTHERS + 1, 1)), [label, *rest])
-
-    def release(client: Client, label: int) -> np.ndarray:
-        return np.asarray(count_classes(client, epsilon, delta).fields()["counts"], np.float64)
-
-    return [
-        Trial(
-            how="class counts without and with one record",
-            schema=Schema((1,), schema.classes),
-            neighbours=neighbours,
-            release=release,
-            towards=lambda label, round_: np.eye(schema.classes)[label],
-            events=guarantee.events,
-        )
-    ]
-
-
-@share_statistics.trial
-def statistics_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
-    """FedDPMS's calibrated release."""
-    if not isinstance(cfg, FedDpmsConfig):
-        return []
-    calibration = Calibration(cfg.epsilon, cfg.privacy.delta, cfg.clip, moments=cfg.spread is None)
-    return [statistics_trial(latent_size(cfg, schema), calibration, schema.classes, guarantee.events)]
-
-
-def latent_size(cfg: FedDpmsConfig, schema: Schema) -> int:
-    """The latent dimensions of a run."""
-    return int(cfg.latent or (32 if schema.shape[0] == 1 else 128))
-
-
-def statistics_trial(latent: int, calibration: Calibration, classes: int, events: tuple[Event, ...]) -> Trial:
-    """A record comes to a class, where all that it adds is as long as can be: its latent lies in a corner.
-
-    The encoder that the server sends puts black images in the middle and a bright one into a corner, in the second
-    round into the opposite one.
-    """
-    spec, shape = ModelSpec(name="cnn", channels=(1,), hidden=(1,)), SHAPE
-    vae, schema = VaeSpec(latent, False, 0.0), Schema(shape, classes)
-    corner = max(1, math.floor(calibration.clip**2 * latent + 1e-9))
-
-    def encoder(side: float) -> dict[str, Tensor]:
-        blank = start_vae(0, spec, vae, schema, weights_of(initial_model(0, spec, schema))).entries()
-        made = {name: torch.zeros_like(entry) for name, entry in blank.items()}
-        for name, entry in made.items():
-            if name.startswith("body.") and name.endswith("weight"):
-                entry += 1.0
-        made[f"{LATENT}mean.weight"][:corner] = side
-        return made
-
-    networks = {1: encoder(1.0), 2: encoder(-1.0)}
-
-    def neighbours(label: int) -> tuple[Dataset, Dataset]:
-        rest, of = np.zeros((OTHERS, *shape)), [label] * OTHERS
-        return labelled(rest, of), labelled(np.concatenate([rest, np.full((1, *shape), FAR)]), [*of, label])
-
-    def release(client: Client, label: int) -> np.ndarray:
-        reply = share_statistics(client, networks[client.round], spec, vae, calibration)
-        return np.asarray(reply.fields()["statistics"][label], np.float64)
-
-    def towards(label: int, round_: int) -> np.ndarray:
-        """Each block by itself, and all of them: the sum, the count, the second moment."""
-        blocks = np.zeros((4, latent + 1 + (latent if calibration.moments else 0)))
-        blocks[0, :corner], blocks[1, latent] = (1 if round_ == 1 else -1) / math.sqrt(corner), COUNT_WEIGHT
-        if calibration.moments:
-            blocks[2, latent + 1 : latent + 1 + corner] = 0.5 / math.sqrt(corner)
-        blocks[3] = blocks.sum(0)
-        return blocks
-
-    return Trial(
-        how="class statistics without and with a record in a corner of the latent space",
-        schema=schema,
-        neighbours=neighbours,
-        release=release,
-        towards=towards,
-        events=events,
-    )
-
-
-# -- FedDPMS as published -------------------------------------------------------------------------------------------
-
-
-class _Given:
-    """An encoder that hands on the latents it is given."""
-
-    def encode(self, x: Tensor) -> Tensor:
-        """As they are."""
-        return x
-
-
-@train_augmented.trial
-def published_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
-    """By the three readings of its σ; for a class of 100 examples, as the paper's own."""
-    if not isinstance(cfg, FedDpmsConfig) or not isinstance(cfg.quota, int):
-        return []
-    return list(means_trials(latent_size(cfg, schema), cfg.quota, cfg.sigma, 100, cfg.privacy.delta).values())
-
-
-def means_trials(latent: int, quota: int, sigma: float, examples: int, delta: float) -> dict[str, Trial]:
-    """FedDPMS as published, by the three readings of its σ: one of a class's latents goes from corner to corner.
-
-    The encoder is taken as public and nothing is filtered, which is what the paper's claim is about.
-    """
-    net = cast(VaeNet, _Given())
-    pair = [np.zeros((examples, latent)), np.zeros((examples, latent))]
-    pair[1][0] = 1.0
-    readings = {"A": sigma, "B": sigma / examples, "C": sigma / math.sqrt(examples)}
-    claim = {delta: PUBLISHED_EPSILON} if sigma >= PUBLISHED_SIGMA else {}
-
-    def trial(name: str, std: float) -> Trial:
-        search = MeanSearch(quota=quota, sigma=std, certainty=None, tries=1)
-
-        def release(client: Client, label: int) -> np.ndarray:
-            x, y = client.data.train.tensors()
-            means, _ = noisy_means(net, x, y, [0], search, client.noise_rng("means"))
-            return np.array([float(means.double().sum())])
-
-        honest = gaussian_epsilon(math.sqrt(quota * latent) / (examples * std), delta)
-        return Trial(
-            how=f"reading {name}: means of {examples} latents with noise of standard deviation {std:.3g}; "
-            f"honestly counted ε = {honest:.3g}",
-            schema=Schema((latent,), 1),
-            neighbours=lambda label: (labelled(pair[0], [0] * examples), labelled(pair[1], [0] * examples)),
-            release=release,
-            rounds=1,
-            claim=claim,
-        )
-
-    return {name: trial(name, std) for name, std in readings.items()}

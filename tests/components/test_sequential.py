@@ -1,4 +1,4 @@
-"""Who trains next: everybody alike without faults, and those who were missed first, within bounds, with them."""
+"""Who trains next: all equally often without faults; those who were missed come first, within bounds, with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsynth.components.training_order import OrderSettings
+from fedsynth.components.sequential import OrderSettings
 from fedsynth.federation import Relayed
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from federations import SMALL, Clients, Finished, farthest, same_bits
 
-from fedsynth.components.loop import local_examples, start_model
-from fedsynth.components.synthetic_store import KeptImages, keep_made, made_by
+from fedsynth.components.samples import Samples
+from fedsynth.components.synthetic_store import KEPT, KeptSamples, keep_samples, kept_samples
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.federated import FederatedData
 from fedsynth.federation.client import Client, PrivateState
@@ -28,55 +29,65 @@ def client(tmp_path) -> Client:
 
 
 def trained_on(client: Client) -> tuple[torch.Tensor, torch.Tensor]:
-    net = start_model(0, SMALL["mlp"], client.schema)
-    return local_examples(client, net, {"rule": KeptImages().as_dict(), "given": {}})
+    net = client.build(SMALL["mlp"])
+    return KeptSamples().examples(client, net, *client.data.train.tensors(), None)
+
+
+def keep(client: Client, images: torch.Tensor, labels: list[int], **how: Any) -> None:
+    keep_samples(client, Samples(images=images, labels=torch.tensor(labels, dtype=torch.int64)), **how)
+
+
+def images_of(client: Client) -> torch.Tensor:
+    kept = kept_samples(client)
+    assert kept is not None
+    return kept.images
 
 
 def test_nothing_kept_is_the_clients_own(client):
-    assert made_by(client) is None
+    assert kept_samples(client) is None
     x, y = trained_on(client)
     own_x, own_y = client.data.train.tensors()
     assert torch.equal(x, own_x)
     assert torch.equal(y, own_y)
 
 
-def test_made_images_are_kept_as_bytes_and_come_behind_the_clients_own(client):
-    images, labels = torch.rand(3, 1, 4, 4), torch.tensor([2, 2, 0])
-    keep_made(client, images, labels)
-    assert client.state["made"]["images"].dtype == torch.uint8
-    kept, kept_labels = made_by(client)
+def test_samples_are_kept_as_bytes_and_come_behind_the_clients_own(client):
+    images, labels = torch.rand(3, 1, 4, 4), [2, 2, 0]
+    keep(client, images, labels)
+    assert client.state[KEPT]["images"].dtype == torch.uint8
+    kept = images_of(client)
     assert kept.dtype == torch.float32
     assert (kept - images).abs().max() <= 0.5 / 255 + 1e-6
     x, y = trained_on(client)
     assert torch.equal(x[6:], kept)
     assert y.tolist() == [0, 1, 2, 0, 1, 2, 2, 2, 0]
-    assert torch.equal(kept_labels, labels)
+    assert kept_samples(client).labels.tolist() == labels
 
 
 def test_exact_and_wide_examples_stay_as_they_are(client):
     images = torch.rand(2, 1, 4, 4)
-    keep_made(client, images, torch.tensor([0, 1]), exact=True)
-    assert torch.equal(made_by(client)[0], images)
+    keep(client, images, [0, 1], exact=True)
+    assert torch.equal(images_of(client), images)
     wide = torch.randn(2, 1, 4, 4) * 3
-    keep_made(client, wide, torch.tensor([0, 1]))
-    assert torch.equal(made_by(client)[0], wide)
+    keep(client, wide, [0, 1])
+    assert torch.equal(images_of(client), wide)
 
 
 def test_bytes_are_read_as_a_clients_own_bytes_are(client):
     stored = np.random.default_rng(1).integers(0, 256, (5, 1, 4, 4), dtype=np.uint8)
-    keep_made(client, torch.from_numpy(stored), torch.zeros(5, dtype=torch.int64), exact=True)
-    assert torch.equal(made_by(client)[0], Dataset(stored, np.zeros(5, dtype=np.int64)).tensors()[0])
+    keep(client, torch.from_numpy(stored), [0] * 5, exact=True)
+    assert torch.equal(images_of(client), Dataset(stored, np.zeros(5, dtype=np.int64)).tensors()[0])
 
 
 def test_some_of_the_clients_own_may_be_left_out(client):
-    keep_made(client, torch.rand(1, 1, 4, 4), torch.tensor([1]), own=torch.tensor([0, 5]))
+    keep(client, torch.rand(1, 1, 4, 4), [1], own=torch.tensor([0, 5]))
     x, y = trained_on(client)
     assert y.tolist() == [0, 2, 1]
     assert torch.equal(x[:2], client.data.train.tensors()[0][[0, 5]])
 
 
 def test_it_acts_in_every_round():
-    assert all(KeptImages().active(index) for index in (1, 2, 99))
+    assert all(KeptSamples().active(index) for index in (1, 2, 99))
 
 
 def test_a_client_that_keeps_nothing_trains_as_in_fedavg(digits: FederatedData, run_method: RunMethod) -> None:
@@ -103,7 +114,7 @@ def skewed(seed: int = 0) -> Clients:
         {"objective": "logit_adjusted"},
         {"aggregator": "median"},
         {"server": {"name": "fedopt", "server_lr": 0.05}},
-        {"after": {"name": "interior_points", "steps": 2, "tune_epochs": 1}},
+        {"post_aggregation": {"name": "interior_points", "steps": 2, "tune_epochs": 1}},
     ],
     ids=lambda slots: next(iter(slots)),
 )
