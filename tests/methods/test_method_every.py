@@ -132,6 +132,7 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
             if ask.name == "train":
                 assert set(answer["fields"]["extra"]) == EXTRA.get(method, set())
                 assert set(answer["fields"]["model"]) <= set(finished.model)
+    tasks = {ask.name: ask.task for ask in asks}
     times = {task: sum(len(ask.requests) for ask in asks if ask.name == task) for task in declared}
     record = finished.fed.participation.ledger.rows(1e-5)
     counts: Counter[str] = Counter()
@@ -139,7 +140,7 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
         if row["kind"] == "release" and not row["evaluation"]:
             counts[row["release"]] += row["times"] * len(row["clients"])
     assert counts == {
-        f"{task}.{field}": times[task]
+        f"{tasks[task]}.{field}": times[task]
         for task, fields in declared.items()
         for field in fields
         if (field != "extra" or method in EXTRA) and (field != "moments" or method != "feddpgan")
