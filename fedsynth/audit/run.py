@@ -32,8 +32,8 @@ from fedsynth.experiment.plugins import check_trusted
 from fedsynth.experiment.runner import load_data
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.federation.trials import Trial
-from fedsynth.privacy import Guarantee, Ledger, epsilon_bound
-from fedsynth.report.reading import RunRecord, pick, read_run
+from fedsynth.privacy import Guarantee, Ledger, LedgerRow, epsilon_bound
+from fedsynth.report.reading import RunRecord, read_run
 from fedsynth.seeding import generator
 
 NEVER_PROVES = "An audit can refute a claim, never prove one: where nothing was found, these tests found nothing."
@@ -85,17 +85,17 @@ def audit_run(
     check_trusted(run.path, trust_plugins, run.config.get("plugins"))
     experiment = make_experiment(run.config)
     try:
-        ledger = Ledger.from_dict(run.participation["ledger"])
+        ledger = Ledger.from_dict(run.participation.ledger)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f'"{run.path}" has no ledger that can be read ({error}).') from None
     data, why = _data_of(run, experiment)
-    shape, classes = pick(run.manifest, "shape"), pick(run.manifest, "classes")
-    if not isinstance(shape, list) or not isinstance(classes, list | int):
+    shape, classes = run.manifest.shape, run.manifest.classes
+    if not shape or not classes:
         raise ConfigError(f'"{run.path}" has no manifest that can be read: it must tell the shape and the classes.')
-    schema = Schema(tuple(shape), classes if isinstance(classes, int) else len(classes))
+    schema = Schema(tuple(shape), len(classes))
     rows = _Releases(experiment, ledger, schema, runs, confidence, say).rows()
     attacks, screen, skipped = _attacks(run, experiment, data, why, confidence, say)
-    if pick(run.versions, "code") != code_fingerprint(experiment.plugins):
+    if run.versions.get("code") != code_fingerprint(experiment.plugins):
         skipped = [OTHER_CODE, *skipped]
     return Audit(rows, attacks, screen, skipped)
 
@@ -130,24 +130,23 @@ class _Releases:
 
     def rows(self) -> list[dict[str, Any]]:
         """In the order of the ledger; a release that is read in three ways has three."""
-        worst: dict[tuple[str, str, str], dict[str, Any]] = {}
+        worst: dict[tuple[str, str, str], LedgerRow] = {}
         for row in self.ledger.rows(self.delta):
-            key = (row["release"], row["unit"], row["adjacency"])
-            if row["kind"] == "release" and (row["epsilon"] or 0) >= (worst.get(key, row)["epsilon"] or 0):
+            key = (row.release, row.unit, row.adjacency)
+            if row.kind == "release" and row.cost >= worst.get(key, row).cost:
                 worst[key] = row
         return [audited for row in worst.values() for audited in self._audited(row)]
 
-    def _audited(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        left_out = ("kind", "field", "claimed", "clients")
-        base = {key: value for key, value in row.items() if key not in left_out} | {"client": row["clients"][0]}
-        given = self.guarantees.get(row["release"], [])
+    def _audited(self, row: LedgerRow) -> list[dict[str, Any]]:
+        base = row.model_dump(exclude={"kind", "field", "claimed", "clients"}) | {"client": row.clients[0]}
+        given = self.guarantees.get(row.release, [])
         if not any(g.proven for g in given):
-            trials = self._trials(row["task"], given[0]) if given and given[0].claimed else []
-            return [base | self._test(trial, row["what"]) for trial in trials] or [base | _untested(NOTHING_CLAIMED)]
+            trials = self._trials(row.task, given[0]) if given and given[0].claimed else []
+            return [base | self._test(trial, row.what) for trial in trials] or [base | _untested(NOTHING_CLAIMED)]
         guarantee = max((g for g in given if g.proven), key=lambda g: epsilon_bound(g.events, self.delta))
         if guarantee.free:
             return [base | _untested(CONSTANT)]
-        found = [self._test(trial, row["what"]) for trial in self._trials(row["task"], guarantee)]
+        found = [self._test(trial, row.what) for trial in self._trials(row.task, guarantee)]
         return [base | test for test in found] or [base | _untested(NO_TRIAL)]
 
     def _trials(self, task: str, guarantee: Guarantee) -> Sequence[Trial]:

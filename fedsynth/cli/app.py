@@ -22,12 +22,12 @@ from fedsynth.data.config import parse_data
 from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.experiment.config import load_experiment, load_tables, override
 from fedsynth.experiment.plugins import load_plugins
-from fedsynth.experiment.runner import load_data, resume_run, run_experiment
+from fedsynth.experiment.runner import RunResult, load_data, resume_run, run_experiment
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.federation.store import write_json
 from fedsynth.report.controls import verdict_lines
 from fedsynth.report.plots import plot_split
-from fedsynth.report.tables import COLUMNS, LEGEND, cells, check_lines, difference_lines, summary_lines
+from fedsynth.report.tables import COLUMNS, LEGEND, check_lines, difference_lines, summary_lines
 from fedsynth.studies.compare import Comparison, compare_methods, finish_comparison
 
 app = typer.Typer(
@@ -74,9 +74,12 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _show_summary(summary: dict[str, Any]) -> None:
+def _show_result(result: RunResult, as_json: bool) -> None:
+    if as_json:
+        _emit(result.summary.as_dict())
+        return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, text in summary_lines(summary):
+    for name, text in summary_lines(result.summary):
         table.add_row(f"[bold]{name}[/bold]", text)
     out.print(table)
 
@@ -86,10 +89,15 @@ def _show_comparison(done: Comparison) -> None:
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in done.rows:
-        table.add_row(*cells(row))
+        table.add_row(*row.cells())
     out.print(table)
     for line in (*difference_lines(done.rows), *verdict_lines(done.controls)):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tables_of(done: Comparison) -> dict[str, Any]:
+    rows, controls = ([row.as_dict() for row in part] for part in (done.rows, done.controls))
+    return {"rows": rows, "controls": controls, "path": str(done.path)}
 
 
 @app.command()
@@ -148,8 +156,7 @@ def run(words: Words = None, as_json: AsJson = False, quiet: Silent = False) -> 
     Sections: data, partition, model, train, method, engine, faults, evaluation, privacy. A wrong key is told the
     nearest.
     """
-    result = run_experiment(load_experiment(*_words(words)), progress=False if quiet else None)
-    _emit(result.summary) if as_json else _show_summary(result.summary)
+    _show_result(run_experiment(load_experiment(*_words(words)), progress=False if quiet else None), as_json)
 
 
 @app.command()
@@ -171,12 +178,11 @@ def resume(
     if (folder / "comparison.json").is_file():
         done = finish_comparison(folder, progress, jobs=jobs, trust_plugins=trust_plugins)
         if as_json:
-            _emit({"rows": done.rows, "controls": done.controls, "path": str(done.path)})
+            _emit(_tables_of(done))
         else:
             _show_comparison(done)
         return
-    result = resume_run(folder, progress, accept_code_change, trust_plugins)
-    _emit(result.summary) if as_json else _show_summary(result.summary)
+    _show_result(resume_run(folder, progress, accept_code_change, trust_plugins), as_json)
 
 
 @app.command()
@@ -214,7 +220,7 @@ def compare(
     say = shown.print if shown.is_terminal and not quiet else (lambda text: None)
     done = compare_methods(tables, names, seeds, references, False if quiet else None, say, controls, tune, jobs)
     if as_json:
-        _emit({"rows": done.rows, "controls": done.controls, "runs": done.summaries, "path": str(done.path)})
+        _emit({**_tables_of(done), "runs": [summary.as_dict() for summary in done.summaries]})
         return
     _show_comparison(done)
     out.print(f"table.md, table.csv, table.tex, curves.png and the runs are in {done.path}")
@@ -232,7 +238,7 @@ def partition(
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
         write_json(save / "manifest.json", manifest)
-        plot_split(save / "split.png", data.counts()[:100], data.clients[:100], data.schema)
+        plot_split(save / "split.png", data.counts(), data.clients, data.schema)
     if as_json:
         _emit(manifest)
         return

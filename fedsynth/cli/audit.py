@@ -18,6 +18,7 @@ from fedsynth.cli.results import TrustPlugins
 from fedsynth.experiment.config import load_tables
 from fedsynth.experiment.plugins import load_plugins
 from fedsynth.privacy.budget import say_number
+from fedsynth.report.intervals import Interval
 from fedsynth.studies.advise import CANDIDATES, Question, advise
 from fedsynth.studies.recommendation import Advice
 
@@ -158,16 +159,16 @@ def _screened(screen: dict[str, Any]) -> str:
 def _show_advice(done: Advice) -> None:
     table = Table("method", "own test, %", "all classes, %", "MB", "s", "protected", box=None, padding=(0, 2, 0, 0))
     for row in done.rows:
-        spent = ("in part" if row["unprotected"] else "all") if row["protected"] else "nothing"
-        cost = f"{row['bytes'] / 1e6:.1f}", f"{row['seconds']:.1f}", spent
-        table.add_row(row["method"], _percent(row["own"]), _percent(row["global"]), *cost)
+        spent = ("in part" if row.unprotected else "all") if row.protected else "nothing"
+        cost = f"{row.bytes / 1e6:.1f}", f"{row.seconds:.1f}", spent
+        table.add_row(row.method, *map(_percent, row.scores.values()), *cost)
     out.print(table)
-    shown = [key for key in done.clients[0] if key not in ("client", "examples", "gain")]
-    base = "FedAvg" if done.recommended["own"]["method"] == "local" else "local"
+    shown = list(done.clients[0].scores)
+    base = "FedAvg" if done.recommended["own"].method == "local" else "local"
     table = Table("client", "examples", *shown, f"gain over {base}", box=None, padding=(0, 2, 0, 0))
-    for row in done.clients[:MOST_CLIENTS]:
-        cells = [_percent(row[key]) for key in shown]
-        table.add_row(row["client"], str(row["examples"]), *cells, _percent(row["gain"], "+.1f"))
+    for client in done.clients[:MOST_CLIENTS]:
+        cells = map(_percent, client.scores.values())
+        table.add_row(client.client, str(client.examples), *cells, _percent(client.gain, "+.1f"))
     out.print(table)
     more = len(done.clients) - MOST_CLIENTS
     lines = [f"… and {more} more clients, in advice.json"] if more > 0 else []
@@ -175,7 +176,5 @@ def _show_advice(done: Advice) -> None:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _percent(cell: dict[str, Any] | None, form: str = ".1f") -> str:
-    if cell is None:
-        return "–"
-    return f"{100 * cell['mean']:{form}}" + ("" if cell["half"] is None else f" ± {100 * cell['half']:.1f}")
+def _percent(found: Interval | None, form: str = ".1f") -> str:
+    return "–" if found is None else found.text(form, 100)

@@ -87,13 +87,13 @@ def stress(
     say = shown.print if shown.is_terminal and not quiet else (lambda text: None)
     done = stress_methods(tables, names, _listed(troubles), amounts, seeds, name, say, jobs)
     if as_json:
-        print(json.dumps({"rows": done.rows, "path": str(done.path)}))
+        print(json.dumps({"rows": [row.as_dict() for row in done.rows], "path": str(done.path)}))
         return
     table = Table("method", "trouble", *(f"{share:g}" for share in amounts), box=None)
     for method in names:
         for trouble in _listed(troubles):
-            found = [row for row in done.rows if (row["method"], row["trouble"]) == (method, trouble)]
-            table.add_row(method, trouble, *(f"{100 * row['accuracy']:.1f}" for row in found))
+            found = [row for row in done.rows if (row.method, row.trouble) == (method, trouble)]
+            table.add_row(method, trouble, *(f"{100 * row.accuracy:.1f}" for row in found))
     out.print(table)
     runs = f"{seeds} seeds" if seeds > 1 else "single run"
     out.print(f"accuracy in % by share, {runs}; stress.csv and stress.png are in {done.path}", soft_wrap=True)

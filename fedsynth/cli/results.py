@@ -74,13 +74,13 @@ def quality(
     """
     found = measure_quality(folder, images, trust_plugins)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(found.as_dict()))
         return
     table = Table("measure", "value", "meaning", box=None)
-    for row in found["measures"]:
-        table.add_row(row["measure"], row["value"], row["meaning"])
+    for row in found.measures:
+        table.add_row(row.measure, row.value, row.meaning)
     out.print(table)
-    for text in found["words"]:
+    for text in found.words:
         out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -165,10 +165,10 @@ def test_the_control_with_real_images_takes_those_of_neighbours(run_method, worl
 
 
 def test_what_leaves_is_the_generator_and_it_is_declared_unprotected(refined):
-    rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    left = {row["release"]: row for row in rows}
+    rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    left = {row.release: row for row in rows}
     assert set(left) == {"train_own_gan.generator", "train_own_gan.classes"}
-    assert "can draw images like them" in left["train_own_gan.generator"]["what"]
+    assert "can draw images like them" in left["train_own_gan.generator"].what
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_with_dp_sgd_all_that_leaves_is_covered(run_method, worlds, target):
     privacy = PrivacyConfig(updates="dp_sgd", **({"noise": 2.0} if target is None else {"target": target}))
     settings = QUICK | TINY | {"gan": "wgan_gp", "privacy": privacy}
     done = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=settings, rounds=1)
-    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    assert {row["release"] for row in rows} == {"train_own_gan.generator", "train_own_gan.classes"}
-    spent = [row["epsilon"] for row in rows if row["release"] == "train_own_gan.generator"]
+    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    assert {row.release for row in rows} == {"train_own_gan.generator", "train_own_gan.classes"}
+    spent = [row.epsilon for row in rows if row.release == "train_own_gan.generator"]
     assert spent
     assert all(0 < float(epsilon) <= (target or 100) for epsilon in spent)
     answers = next(ask for ask in done.asks if ask.task == "train_own_gan").replies
