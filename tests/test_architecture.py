@@ -40,9 +40,11 @@ ALLOWED = {
     "engines": ("engines", "federation", "learning.weights", "privacy", *BASE),
     "components": ("components", "federation", "learning", "synthesis", "privacy", *BASE),
     "methods": ("methods", "components", "federation", "learning", "synthesis", "privacy", *BASE),
-    "evaluation": ("evaluation", "federation", "learning", *BASE),
+    "evaluation": ("evaluation", "federation", "learning", "privacy.rows", *BASE),
     # Reads what runs have left in their folders; a run has its report written at its end.
-    "report": ("report", "components.class_counts", "federation", "privacy", "data", "__version__"),
+    "report": (
+        *("report", "evaluation.results", "components.class_counts", "federation", "privacy", "data", "__version__"),
+    ),
     "experiment": (
         *("experiment", "report", "evaluation", "engines", "methods", "components", "federation", "learning"),
         *("privacy", "data", "seeding", "__version__", "network.launch"),  # the last on demand

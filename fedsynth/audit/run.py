@@ -5,10 +5,10 @@ An audit can refute a claim, never prove one: that nothing was found says that t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict, cast
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -34,8 +34,8 @@ from fedsynth.experiment.plugins import check_trusted
 from fedsynth.experiment.runner import load_data
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.federation.trials import Trial
-from fedsynth.privacy import Guarantee, Ledger, epsilon_bound
-from fedsynth.report.reading import RunRecord, pick, read_run
+from fedsynth.privacy import Guarantee, Ledger, LedgerRow, epsilon_bound
+from fedsynth.report.reading import RunRecord, read_run
 from fedsynth.seeding import generator
 
 NEVER_PROVES = "An audit can refute a claim, never prove one: where nothing was found, these tests found nothing."
@@ -120,17 +120,17 @@ def audit_run(
     check_trusted(run.path, trust_plugins, run.config.get("plugins"))
     experiment = make_experiment(run.config)
     try:
-        ledger = Ledger.from_dict(run.participation["ledger"])
+        ledger = Ledger.from_dict(run.participation.ledger)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f'"{run.path}" has no ledger that can be read ({error}).') from None
     data, why = _data_of(run, experiment)
-    shape, classes = pick(run.manifest, "shape"), pick(run.manifest, "classes")
-    if not isinstance(shape, list) or not isinstance(classes, list | int):
+    shape, classes = run.manifest.shape, run.manifest.classes
+    if not shape or not classes:
         raise ConfigError(f'"{run.path}" has no manifest that can be read: it must tell the shape and the classes.')
-    schema = Schema(tuple(shape), classes if isinstance(classes, int) else len(classes))
+    schema = Schema(tuple(shape), len(classes))
     rows = _Releases(experiment, ledger, schema, runs, confidence, say).rows()
     attacks, screen, skipped = _attacks(run, experiment, data, why, confidence, say)
-    if pick(run.versions, "code") != code_fingerprint(experiment.plugins):
+    if run.versions.get("code") != code_fingerprint(experiment.plugins):
         skipped = [OTHER_CODE, *skipped]
     return Audit(rows, attacks, screen, skipped)
 
@@ -165,23 +165,23 @@ class _Releases:
 
     def rows(self) -> list[AuditRow]:
         """In the order of the ledger; a release that is read in three ways has three."""
-        worst: dict[tuple[str, str, str], dict[str, Any]] = {}
+        worst: dict[tuple[str, str, str], LedgerRow] = {}
         for row in self.ledger.rows(self.delta):
-            key = (row["release"], row["unit"], row["adjacency"])
-            if row["kind"] == "release" and (row["epsilon"] or 0) >= (worst.get(key, row)["epsilon"] or 0):
+            key = (row.release, row.unit, row.adjacency)
+            if row.kind == "release" and row.cost >= worst.get(key, row).cost:
                 worst[key] = row
         return [_audit_row(row, verdict) for row in worst.values() for verdict in self._verdicts(row)]
 
-    def _verdicts(self, row: Mapping[str, Any]) -> list[Verdict]:
-        given = self.guarantees.get(row["release"], [])
+    def _verdicts(self, row: LedgerRow) -> list[Verdict]:
+        given = self.guarantees.get(row.release, [])
         if not any(g.proven for g in given):
-            trials = self._trials(row["task"], given[0]) if given and given[0].claimed else []
-            return [self._test(trial, row["what"]) for trial in trials] or [_untested(NOTHING_CLAIMED)]
+            trials = self._trials(row.task, given[0]) if given and given[0].claimed else []
+            return [self._test(trial, row.what) for trial in trials] or [_untested(NOTHING_CLAIMED)]
         guarantee = max((g for g in given if g.proven), key=lambda g: epsilon_bound(g.events, self.delta))
         if guarantee.free:
             return [_untested(CONSTANT)]
-        trials = self._trials(row["task"], guarantee)
-        return [self._test(trial, row["what"]) for trial in trials] or [_untested(NO_TRIAL)]
+        trials = self._trials(row.task, guarantee)
+        return [self._test(trial, row.what) for trial in trials] or [_untested(NO_TRIAL)]
 
     def _trials(self, task: str, guarantee: Guarantee) -> Sequence[Trial]:
         """What the task that ran declares about itself; nothing where it is not installed here."""
@@ -220,25 +220,9 @@ def _untested(why: str) -> Verdict:
     }
 
 
-def _audit_row(row: Mapping[str, Any], verdict: Verdict) -> AuditRow:
-    return {
-        "release": row["release"],
-        "task": row["task"],
-        "what": row["what"],
-        "evaluation": row["evaluation"],
-        "times": row["times"],
-        "mechanism": row["mechanism"],
-        "unit": row["unit"],
-        "adjacency": row["adjacency"],
-        "epsilon": row["epsilon"],
-        "delta": row["delta"],
-        "against": row["against"],
-        "proven": row["proven"],
-        "covered": row["covered"],
-        "not_covered": row["not_covered"],
-        "client": row["clients"][0],
-        **verdict,
-    }
+def _audit_row(row: LedgerRow, verdict: Verdict) -> AuditRow:
+    kept = row.model_dump(exclude={"kind", "field", "claimed", "clients"})
+    return cast(AuditRow, {**kept, "client": row.clients[0], **verdict})
 
 
 # -- attacks --------------------------------------------------------------------------------------------------------

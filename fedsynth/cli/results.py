@@ -64,13 +64,13 @@ def quality(
 
     found = measure_quality(folder, images, trust_plugins)
     if as_json:
-        print_json(found)
+        print_json(found.as_dict())
         return
     table = Table("measure", "value", "meaning", box=None)
-    for row in found["measures"]:
-        table.add_row(row["measure"], row["value"], row["meaning"])
+    for row in found.measures:
+        table.add_row(row.measure, row.value, row.meaning)
     out.print(table)
-    for text in found["words"]:
+    for text in found.words:
         print_line(text)
 
 

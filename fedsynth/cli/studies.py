@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -27,6 +27,7 @@ from fedsynth.errors import ConfigError
 from fedsynth.studies.defaults import CANDIDATES, SHARES, TROUBLES
 
 if TYPE_CHECKING:
+    from fedsynth.report.intervals import Interval
     from fedsynth.studies.compare import Comparison
     from fedsynth.studies.recommendation import Advice
     from fedsynth.studies.stress import Strained
@@ -73,7 +74,7 @@ def compare(
 def print_comparison(done: Comparison, as_json: bool = False) -> None:
     """The table of a comparison, and what its controls say."""
     from fedsynth.report.controls import verdict_lines
-    from fedsynth.report.tables import COLUMNS, LEGEND, cells, difference_lines
+    from fedsynth.report.tables import COLUMNS, LEGEND, difference_lines
 
     if as_json:
         print_json({"rows": done.rows, "controls": done.controls, "path": str(done.path)})
@@ -82,7 +83,7 @@ def print_comparison(done: Comparison, as_json: bool = False) -> None:
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in done.rows:
-        table.add_row(*cells(row))
+        table.add_row(*row.cells())
     out.print(table)
     for line in (*difference_lines(done.rows), *verdict_lines(done.controls)):
         print_line(line)
@@ -122,9 +123,9 @@ def stress(
 
 def _print_stress(done: Strained, shares: Sequence[float], seeds: int) -> None:
     table = Table("method", "trouble", *(f"{share:g}" for share in shares), box=None)
-    for method, trouble in dict.fromkeys((row["method"], row["trouble"]) for row in done.rows):
-        found = [row for row in done.rows if (row["method"], row["trouble"]) == (method, trouble)]
-        table.add_row(method, trouble, *(f"{100 * row['accuracy']:.1f}" for row in found))
+    for method, trouble in dict.fromkeys((row.method, row.trouble) for row in done.rows):
+        found = [row for row in done.rows if (row.method, row.trouble) == (method, trouble)]
+        table.add_row(method, trouble, *(f"{100 * row.accuracy:.1f}" for row in found))
     out.print(table)
     runs = f"{seeds} seeds" if seeds > 1 else "single run"
     out.print(f"accuracy in % by share, {runs}; stress.csv and stress.png are in {done.path}", soft_wrap=True)
@@ -178,16 +179,16 @@ def advise(
 def _print_advice(done: Advice) -> None:
     table = Table("method", "own test, %", "all classes, %", "MB", "s", "protected", box=None, padding=(0, 2, 0, 0))
     for row in done.rows:
-        spent = ("in part" if row["unprotected"] else "all") if row["protected"] else "nothing"
-        cost = f"{row['bytes'] / 1e6:.1f}", f"{row['seconds']:.1f}", spent
-        table.add_row(row["method"], _percent(row["own"]), _percent(row["global"]), *cost)
+        spent = ("in part" if row.unprotected else "all") if row.protected else "nothing"
+        cost = f"{row.bytes / 1e6:.1f}", f"{row.seconds:.1f}", spent
+        table.add_row(row.method, *map(_percent, row.scores.values()), *cost)
     out.print(table)
-    shown = [key for key in done.clients[0] if key not in ("client", "examples", "gain")]
-    base = "FedAvg" if done.recommended["own"]["method"] == "local" else "local"
+    shown = list(done.clients[0].scores)
+    base = "FedAvg" if done.recommended["own"].method == "local" else "local"
     table = Table("client", "examples", *shown, f"gain over {base}", box=None, padding=(0, 2, 0, 0))
-    for row in done.clients[:MOST_CLIENTS]:
-        cells = [_percent(row[key]) for key in shown]
-        table.add_row(row["client"], str(row["examples"]), *cells, _percent(row["gain"], "+.1f"))
+    for client in done.clients[:MOST_CLIENTS]:
+        cells = map(_percent, client.scores.values())
+        table.add_row(client.client, str(client.examples), *cells, _percent(client.gain, "+.1f"))
     out.print(table)
     more = len(done.clients) - MOST_CLIENTS
     lines = [f"… and {more} more clients, in advice.json"] if more > 0 else []
@@ -195,7 +196,5 @@ def _print_advice(done: Advice) -> None:
         print_line(line)
 
 
-def _percent(cell: dict[str, Any] | None, form: str = ".1f") -> str:
-    if cell is None:
-        return "–"
-    return f"{100 * cell['mean']:{form}}" + ("" if cell["half"] is None else f" ± {100 * cell['half']:.1f}")
+def _percent(found: Interval | None, form: str = ".1f") -> str:
+    return "–" if found is None else found.text(form, 100)

@@ -42,12 +42,12 @@ def export_run(path: Path, to: Tool, project: str = "fedsynth") -> str:
 
 
 def _read_export(run: RunRecord) -> Export:
-    from fedsynth.report.artifacts import flat, numbers_of
+    from fedsynth.report.artifacts import flatten, numbers_of
 
-    settings = {key: value for key, value in flat(run.config).items() if value is not None}
-    rounds = [(int(row["round"]), numbers_of(row)) for row in run.metrics if "round" in row]
-    ends = numbers_of({part: run.summary.get(part, {}) for part in ("test", "clients")})
-    return Export(run.name, settings, rounds, {f"final/{key}": value for key, value in ends.items()})
+    settings = {key: value for key, value in flatten(run.config).items() if value is not None}
+    rounds = [(row.round, numbers_of(row.as_dict())) for row in run.metrics]
+    ends = run.summary.model_dump(include={"test", "clients"}, exclude_unset=True) if run.summary else {}
+    return Export(run.name, settings, rounds, {f"final/{key}": value for key, value in numbers_of(ends).items()})
 
 
 def _to_mlflow(export: Export, project: str) -> str:

@@ -21,9 +21,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file
 
 from fedsynth.errors import ConfigError, FedsynthError, UserError
+from fedsynth.evaluation.results import RunSummary
 from fedsynth.experiment.config import EngineConfig, Experiment
 from fedsynth.experiment.folder import RunFolder
 from fedsynth.experiment.progress import Quiet, make_progress
+from fedsynth.experiment.recorder import read_metrics
 from fedsynth.experiment.runner import RunResult, choose_device
 from fedsynth.federation.store import write_json
 from fedsynth.network.follow import End, Follower, end_file
@@ -192,10 +194,9 @@ def connection(engine: EngineConfig) -> Iterator[Flower]:
 
 def finished_run(experiment: Experiment, path: Path) -> RunResult:
     """The result of a run, from its folder."""
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    summary = RunSummary.model_validate_json((path / "summary.json").read_text(encoding="utf-8"))
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     model = path / "model.safetensors"
     weights = load_file(model) if model.is_file() else None
     shape, classes = tuple(manifest["shape"]), len(manifest["classes"])
-    return RunResult(summary, rows, weights, path, experiment, shape, classes)
+    return RunResult(summary, read_metrics(path), weights, path, experiment, shape, classes)

@@ -14,6 +14,7 @@ from fedsynth.privacy.guarantee import (
     SampledGaussianEvent,
 )
 from fedsynth.privacy.ledger import Ledger
+from fedsynth.privacy.rows import LedgerRow
 from fedsynth.privacy.words import ledger_words
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Guarantee",
     "LaplaceEvent",
     "Ledger",
+    "LedgerRow",
     "PrivacyConfig",
     "PureEvent",
     "SampledGaussianEvent",

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsynth.privacy.budget import Budget, BudgetError, Spending
 from fedsynth.privacy.guarantee import Guarantee, Scope, Unit
-from fedsynth.privacy.rows import Entry, History, ledger_rows
+from fedsynth.privacy.rows import Entry, History, LedgerRow, ledger_rows
 from fedsynth.privacy.words import ledger_words
 
 __all__ = ["Budget", "BudgetError", "Ledger", "Spending"]
@@ -113,7 +113,7 @@ class Ledger:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def rows(self, delta: float) -> list[dict[str, Any]]:
+    def rows(self, delta: float) -> list[LedgerRow]:
         """A row per release and group of clients with the same history, then the totals; see `ledger_rows`."""
         return ledger_rows(list(self._histories()), self.what, self.evaluation, delta)
 

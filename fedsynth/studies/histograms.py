@@ -26,7 +26,7 @@ from fedsynth.experiment.runner import load_data
 from fedsynth.federation import Federation
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.store import StateStore, kept_secret
-from fedsynth.privacy import Ledger
+from fedsynth.privacy import Ledger, LedgerRow
 from fedsynth.privacy.discrete import discrete_gaussian_histogram
 
 LEAST = 8  # examples of a client: some to train on, some to evaluate on
@@ -39,16 +39,21 @@ class Histograms:
 
     clients: list[str]
     counts: np.ndarray
-    ledger: list[dict[str, Any]]
+    ledger: list[LedgerRow]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {"clients": self.clients, "counts": self.counts.tolist(), "ledger": self.ledger}
+        return {
+            "clients": self.clients,
+            "counts": self.counts.tolist(),
+            "ledger": [row.model_dump() for row in self.ledger],
+        }
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> Histograms:
         """Rebuild from `as_dict`."""
-        return cls(list(kept["clients"]), np.array(kept["counts"], np.int64), list(kept["ledger"]))
+        ledger = [LedgerRow.model_validate(row) for row in kept["ledger"]]
+        return cls(list(kept["clients"]), np.array(kept["counts"], np.int64), ledger)
 
 
 def read_histograms(file: Path, epsilon: float | None, delta: float) -> Histograms:

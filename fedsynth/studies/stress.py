@@ -6,6 +6,7 @@ the cores, and a folder that exists is gone on with.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError, nearest
+from fedsynth.evaluation.results import StressRow
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import override
 from fedsynth.experiment.runner import check_setting, load_data
@@ -26,7 +28,7 @@ from fedsynth.studies.work import QUIETLY, Work, summary_of
 class Strained:
     """The rows of a stress test, one for each method, trouble and share, and where everything is kept."""
 
-    rows: list[dict[str, Any]]
+    rows: list[StressRow]
     path: Path
 
 
@@ -65,7 +67,7 @@ def stress_methods(
             for share in shares:
                 scores = [_accuracy(runs[method, trouble, share, seed]) for seed in range(seeds)]
                 rows.append(_row(method, trouble, share, scores))
-    write_csv(path / "stress.csv", rows)
+    write_csv(path / "stress.csv", [row.as_dict() for row in rows])
     plot_stress(path / "stress.png", rows)
     return Strained(rows, path)
 
@@ -82,11 +84,11 @@ def _experiment(
 def _accuracy(experiment: Experiment) -> float:
     """On the global test set; for a method with personal models alone, the mean over the clients."""
     summary = summary_of(experiment)
-    found = summary["test"]["accuracy"]
-    return float(summary["clients"]["mean"] if found is None else found)
+    found = summary.clients.mean if summary.test.accuracy is None else summary.test.accuracy
+    return math.nan if found is None else found
 
 
-def _row(method: str, trouble: str, share: float, scores: Sequence[float]) -> dict[str, Any]:
+def _row(method: str, trouble: str, share: float, scores: Sequence[float]) -> StressRow:
     spread = statistics.stdev(scores) if len(scores) > 1 else None
     mean = statistics.mean(scores)
-    return {"method": method, "trouble": trouble, "share": share, "accuracy": mean, "std": spread, "n": len(scores)}
+    return StressRow(method=method, trouble=trouble, share=share, accuracy=mean, std=spread, n=len(scores))

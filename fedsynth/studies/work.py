@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,10 @@ from typing import Any
 from fedsynth.engines.local import choose_workers
 from fedsynth.engines.pool import Pool
 from fedsynth.errors import FedsynthError, UserError
+from fedsynth.evaluation.results import RunSummary, TuningResult
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.runner import choose_device, run_experiment
+from fedsynth.report.csv_files import read_rows
 from fedsynth.studies.tuning import tune
 
 
@@ -38,12 +39,12 @@ class Work:
             self.say(f"[{number}/{len(left)}] {name}")
             complete(experiment, self.progress)
 
-    def tune(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], trials: int) -> dict[str, dict[str, Any]]:
+    def tune(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], trials: int) -> dict[str, TuningResult]:
         """What the search chose for every method; the searches go side by side, the trials of one in their order."""
         left = {name: table for name, table in tables.items() if not (folder / f"{name}.json").is_file()}
         jobs = min(self._jobs([make_experiment(table) for table in left.values()]), len(left))
         if jobs > 1:
-            pieces = [(f"tuning of {n}", partial(tune, folder, t, trials, _alone)) for n, t in left.items()]
+            pieces = [(f"tuning of {n}", partial(tune, folder, t, trials, _on_its_own)) for n, t in left.items()]
             side_by_side(pieces, jobs, self.say)
         return {n: tune(folder, t, trials, lambda e: complete(e, self.progress)) for n, t in tables.items()}
 
@@ -60,7 +61,7 @@ class Work:
 QUIETLY = Work()
 
 
-def complete(experiment: Experiment, progress: bool | None) -> dict[str, Any]:
+def complete(experiment: Experiment, progress: bool | None) -> RunSummary:
     """The summary of a run: read if it is complete, otherwise made by resuming or by starting it."""
     path = experiment.runs / str(experiment.name)
     if _file(experiment).is_file():
@@ -77,14 +78,20 @@ def on_one_core(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": 1})})
 
 
-def _alone(experiment: Experiment) -> dict[str, Any]:
+def _on_its_own(experiment: Experiment) -> RunSummary:
     return complete(on_one_core(experiment), False)
 
 
-def summary_of(experiment: Experiment) -> dict[str, Any]:
+def summary_of(experiment: Experiment) -> RunSummary:
     """The summary of a complete run."""
-    summary: dict[str, Any] = json.loads(_file(experiment).read_text(encoding="utf-8"))
-    return summary
+    return RunSummary.model_validate_json(_file(experiment).read_text(encoding="utf-8"))
+
+
+def own_accuracies(path: Path, summary: RunSummary) -> dict[str, float]:
+    """The accuracy of every client on its own test part, from the clients.csv of a run."""
+    column = f"{summary.clients.view}/test/accuracy"
+    with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
+        return {row["client"]: float(row[column]) for row in read_rows(file) if row.get(column)}
 
 
 def _file(experiment: Experiment) -> Path:

@@ -38,18 +38,18 @@ def asked(folder: Path, table: dict[str, Any], **changes: Any) -> Question:
 def test_opposite_skews_get_different_answers(tmp_path: Path) -> None:
     even = answer(asked(tmp_path, EVEN, seeds=5), "even", Work(jobs=1))
     skewed = answer(asked(tmp_path, SKEWED, methods=("finetune",)), "skewed", Work(jobs=1))
-    assert even.recommended["own"]["method"] == "fedavg"
-    assert even.recommended["own"]["gain"]["local"]["mean"] > 0.03
-    assert skewed.recommended["own"]["method"] == "local"
-    assert skewed.recommended["own"]["gain"]["fedavg"]["mean"] > 0.1
-    assert {found.recommended["global"]["method"] for found in (even, skewed)} <= {"fedavg", "finetune"}
-    assert [row["client"] for row in skewed.clients] == list(SKEWED)
-    assert all(row["gain"]["n"] == 3 for row in skewed.clients)
+    assert even.recommended["own"].method == "fedavg"
+    assert even.recommended["own"].gain["local"].mean > 0.03
+    assert skewed.recommended["own"].method == "local"
+    assert skewed.recommended["own"].gain["fedavg"].mean > 0.1
+    assert {found.recommended["global"].method for found in (even, skewed)} <= {"fedavg", "finetune"}
+    assert [row.client for row in skewed.clients] == list(SKEWED)
+    assert all(row.gain.n == 3 for row in skewed.clients)
     assert any("stay local" in line for line in skewed.words)
     assert any("MB up and down" in line for line in even.words)
-    fedavg = next(row for row in even.rows if row["method"] == "fedavg")
-    assert fedavg["bytes"] > 10_000
-    assert fedavg["unprotected"]
+    fedavg = next(row for row in even.rows if row.method == "fedavg")
+    assert fedavg.bytes > 10_000
+    assert fedavg.unprotected
 
 
 def test_the_command_goes_on_where_it_was_and_tells_two_questions_apart(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_clients_of_an_experiment_are_asked(tmp_path: Path) -> None:
     experiment = make_experiment({"data": {"limit": 200}, "partition": {"num_clients": 3}, "runs": str(tmp_path)})
     exact = request_histograms(experiment, None)
     assert (exact.counts == load_data(experiment).counts()).all()
-    assert exact.ledger[0]["proven"] == "none"
+    assert exact.ledger[0].proven == "none"
     noisy = request_histograms(experiment, 2.0)
-    assert noisy.ledger[0]["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert noisy.ledger[0].epsilon == pytest.approx(2.0, rel=1e-3)
     assert not list(tmp_path.iterdir())
 
 
@@ -128,7 +128,7 @@ ORDER = ["local", "fedavg", "cheap", "dear"]
 )
 def test_the_simplest_that_is_not_clearly_beaten_is_recommended(given: Any, chosen: str, best: str) -> None:
     found = recommend(given, ORDER)
-    assert (found["method"], found["best"]) == (chosen, best)
+    assert (found.method, found.best) == (chosen, best)
 
 
 @pytest.mark.parametrize(

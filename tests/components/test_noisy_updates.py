@@ -57,12 +57,12 @@ def test_next_to_no_noise_is_fedavg(digits: FederatedData, run_method: RunMethod
 def test_the_ledger_says_that_nothing_is_proven(run_method: RunMethod) -> None:
     done = run_method("fedavg", some_clients(6, 9), model=SMALL["mlp"], settings=noisy(0.05))
     rows = done.fed.participation.ledger.rows(1e-5)
-    assert {row["kind"] for row in rows} == {"release"}, "no total: there is nothing to add up"
-    [weights] = [row for row in rows if row["field"] == "model"]
-    assert (weights["epsilon"], weights["proven"], weights["times"]) == (None, "none", 2)
-    assert weights["mechanism"] == "Laplace noise of scale 0.05 on every weight, without clipping"
-    assert "a weight that is not clipped has no sensitivity" in weights["not_covered"]
-    assert "gives no ε" in weights["claimed"]
+    assert {row.kind for row in rows} == {"release"}, "no total: there is nothing to add up"
+    [weights] = [row for row in rows if row.field == "model"]
+    assert (weights.epsilon, weights.proven, weights.times) == (None, "none", 2)
+    assert weights.mechanism == "Laplace noise of scale 0.05 on every weight, without clipping"
+    assert "a weight that is not clipped has no sensitivity" in weights.not_covered
+    assert "gives no ε" in weights.claimed
 
 
 def test_the_same_bits_on_the_wire(digits: FederatedData, run_method: RunMethod) -> None:
@@ -101,7 +101,7 @@ def test_it_goes_with_every_method_of_the_loop(method: str, digits: FederatedDat
         quick = {"gan_steps": 1, "visit_steps": 1, "gan_channels": 2, "counts_epsilon": None}
     done = run_method(method, digits, model=SMALL["zda_cnn"], settings=noisy(0.001, **quick), rounds=1, **TINY)
     rows = done.fed.participation.ledger.rows(1e-5)
-    assert {row["proven"] for row in rows} == {"none"}
+    assert {row.proven for row in rows} == {"none"}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def moved(ask: Ask) -> dict[str, float]:
 
 def total_epsilon(finished: Finished) -> dict[str, float]:
     rows = finished.fed.participation.ledger.rows(DELTA)
-    return {client: row["epsilon"] for row in rows if row["kind"] == "total" for client in row["clients"]}
+    return {client: row.epsilon for row in rows if row.kind == "total" for client in row.clients}
 
 
 # -- identities -------------------------------------------------------------------------------------------------------
@@ -191,17 +191,17 @@ def test_all_but_the_weights_is_the_same_for_every_client(values: dict[str, Any]
             assert answer["epochs"] == 2, (
                 "work is reported as planned: random batches would tell the number of examples"
             )
-    rows = [row for row in finished.fed.participation.ledger.rows(DELTA) if row["kind"] == "release"]
-    assert all(row["epsilon"] == 0 and "constant" in row["mechanism"] for row in rows if row["field"] != "model")
-    assert all(row["epsilon"] > 0 for row in rows if row["field"] == "model")
+    rows = [row for row in finished.fed.participation.ledger.rows(DELTA) if row.kind == "release"]
+    assert all(row.epsilon == 0 and "constant" in row.mechanism for row in rows if row.field != "model")
+    assert all(row.epsilon > 0 for row in rows if row.field == "model")
 
 
 def test_fedmix_shows_its_exchange_as_unprotected(digits: FederatedData, run_method: RunMethod) -> None:
     ledger = run_method(
         "fedmix", digits, model=SMALL["mlp"], settings=protected(updates="clipped")
     ).fed.participation.ledger
-    [total] = [row for row in ledger.rows(DELTA) if row["kind"] == "total"]
-    assert "fedmix.average_images.images" in total["not_covered"]
+    [total] = [row for row in ledger.rows(DELTA) if row.kind == "total"]
+    assert "fedmix.average_images.images" in total.not_covered
     assert "no finite ε" in ledger.words(DELTA)[-2]
 
 
@@ -219,11 +219,11 @@ def test_clipped_updates_cost_what_their_composition_does(
     for rounds in (1, 2, 5):
         privacy = protected(updates="clipped", noise=4.0, noise_at=noise_at)
         finished = run_method("fedavg", data, model=SMALL["mlp"], settings=privacy, rounds=rounds)
-        [total] = [row for row in finished.fed.participation.ledger.rows(DELTA) if row["kind"] == "total"]
-        assert (total["unit"], total["adjacency"]) == scope
-        assert total["epsilon"] == epsilon([GaussianEvent(mu=mu)] * rounds, DELTA)
-        assert total["epsilon"] == pytest.approx(gaussian_epsilon(mu * math.sqrt(rounds), DELTA))
-        costs.append(total["epsilon"])
+        [total] = [row for row in finished.fed.participation.ledger.rows(DELTA) if row.kind == "total"]
+        assert (total.unit, total.adjacency) == scope
+        assert total.epsilon == epsilon([GaussianEvent(mu=mu)] * rounds, DELTA)
+        assert total.epsilon == pytest.approx(gaussian_epsilon(mu * math.sqrt(rounds), DELTA))
+        costs.append(total.epsilon)
     assert costs == sorted(set(costs))
 
 
@@ -232,9 +232,9 @@ def test_noise_at_the_server_says_against_whom_it_protects(run_method: RunMethod
     rows = run_method("fedavg", some_clients(9, 9), model=SMALL["mlp"], settings=privacy).fed.participation.ledger.rows(
         DELTA
     )
-    [weights] = [row for row in rows if row["release"] == "local_training.train.model"]
-    assert weights["covered"] == "what everybody but the server can learn"
-    assert weights["not_covered"].startswith("the server, which sees every clipped update")
+    [weights] = [row for row in rows if row.release == "local_training.train.model"]
+    assert weights.covered == "what everybody but the server can learn"
+    assert weights.not_covered.startswith("the server, which sees every clipped update")
 
 
 def test_dp_sgd_costs_what_its_composition_does(run_method: RunMethod) -> None:
@@ -248,8 +248,8 @@ def test_dp_sgd_costs_what_its_composition_does(run_method: RunMethod) -> None:
             assert found[client] == pytest.approx(epsilon([event] * rounds, DELTA), rel=1e-12)
         costs.append(found["b"])
     assert costs[0] < costs[1]
-    rows = [row for row in finished.fed.participation.ledger.rows(DELTA) if row["kind"] == "total"]
-    assert {(row["unit"], row["adjacency"]) for row in rows} == {("record", "add or remove one")}
+    rows = [row for row in finished.fed.participation.ledger.rows(DELTA) if row.kind == "total"]
+    assert {(row.unit, row.adjacency) for row in rows} == {("record", "add or remove one")}
 
 
 def test_who_is_not_asked_pays_nothing(run_method: RunMethod) -> None:
@@ -329,24 +329,24 @@ def experiment(tmp_path: Any, privacy: dict[str, Any], **train: Any) -> fedsynth
 
 def test_dp_sgd_learns(tmp_path: Any) -> None:
     result = experiment(tmp_path, {"updates": "dp_sgd", "noise": 1.0})
-    assert result.summary["test"]["accuracy"] > 0.6
-    worst = max(row["epsilon"] for row in result.summary["privacy"] if row["kind"] == "total")
+    assert result.summary.test.accuracy > 0.6
+    worst = max(row.epsilon for row in result.summary.privacy if row.kind == "total")
     assert 5 < worst < 20
 
 
 def test_a_budget_stops_dp_sgd_in_time(tmp_path: Any) -> None:
     result = experiment(tmp_path, {"updates": "dp_sgd", "noise": 1.0, "budget": 7.0})
-    assert 1 <= result.summary["rounds"] < 6
-    [note] = result.summary["notes"]
-    assert note.startswith(f"Stopped after round {result.summary['rounds']}: one more like it would bring client ")
-    assert max(row["epsilon"] or 0 for row in result.summary["privacy"]) <= 7.0
+    assert 1 <= result.summary.rounds < 6
+    [note] = result.summary.notes
+    assert note.startswith(f"Stopped after round {result.summary.rounds}: one more like it would bring client ")
+    assert max(row.epsilon or 0 for row in result.summary.privacy) <= 7.0
 
 
 @pytest.mark.parametrize("values", [{"updates": "dp_sgd"}, {"updates": "clipped"}])
 def test_a_target_fits_a_budget_of_the_same_size(values: dict[str, Any], tmp_path: Any) -> None:
     result = experiment(tmp_path, {**values, "target": 3.0, "budget": 3.0}, rounds=3)
-    assert result.summary["rounds"] == 3
-    assert result.summary["notes"] == []
+    assert result.summary.rounds == 3
+    assert result.summary.notes == []
 
 
 class PowerCutError(Exception):

@@ -174,11 +174,11 @@ def leaf(value: Any) -> list[Any]:
 
 def test_the_ledger_says_what_it_is_and_what_not(run_method: RunMethod, five: Clients) -> None:
     fed = run_method("fedavg", five, model=SMALL["mlp"], rounds=1, settings=SECURE).fed
-    rows = {row["release"]: row for row in fed.participation.ledger.rows(1e-5)}
+    rows = {row.release: row for row in fed.participation.ledger.rows(1e-5)}
     row = rows[f"{MASKED}.masked"]
-    assert row["mechanism"] == "secure aggregation among 5 clients"
-    assert row["proven"] == "none"
-    assert "the sum, which the server learns" in row["not_covered"]
+    assert row.mechanism == "secure aggregation among 5 clients"
+    assert row.proven == "none"
+    assert "the sum, which the server learns" in row.not_covered
     words = " ".join(fed.participation.ledger.words(1e-5))
     assert "Seen as a sum only" in words
     assert "No differential privacy" in words
@@ -202,14 +202,14 @@ def test_it_goes_with_protected_updates(privacy: dict[str, Any], run_method: Run
     plain, secure = runs
     assert farthest(plain.model, secure.model) <= 2 * STEP
     first, second = (
-        [row for row in run.fed.participation.ledger.rows(1e-5) if row["field"] in ("model", "masked")] for run in runs
+        [row for row in run.fed.participation.ledger.rows(1e-5) if row.field in ("model", "masked")] for run in runs
     )
-    assert first[0]["epsilon"] == second[0]["epsilon"]
-    assert second[0]["mechanism"] == f"{first[0]['mechanism']}; secure aggregation among 5 clients"
+    assert first[0].epsilon == second[0].epsilon
+    assert second[0].mechanism == f"{first[0].mechanism}; secure aggregation among 5 clients"
     if privacy.get("noise_at") == "server":
-        assert "which sees the sum before its noise" in second[0]["not_covered"]
+        assert "which sees the sum before its noise" in second[0].not_covered
     if privacy["updates"] != "gaussian":
-        scopes = {(r["unit"], r["adjacency"]) for r in secure.fed.participation.ledger.rows(1e-5)}
+        scopes = {(r.unit, r.adjacency) for r in secure.fed.participation.ledger.rows(1e-5)}
         assert len(scopes) == 1  # keys and shares cost nothing, in the same scope
         assert "no finite" not in " ".join(secure.fed.participation.ledger.words(1e-5))
 
@@ -394,6 +394,6 @@ def test_a_masked_update_is_charged_once(updates: str, tmp_path: Path) -> None:
     small = {"data": {"limit": 200}, "model": {"name": "mlp"}, "partition": {"num_clients": 3}}
     train = {"rounds": 2, "local_epochs": 1}
     done = fedsynth.run("fedavg", privacy=privacy, train=train, runs=str(tmp_path), engine={"workers": 1}, **small)
-    spent = {row["epsilon"] for row in done.summary["privacy"] if row["kind"] == "total"}
+    spent = {row.epsilon for row in done.summary.privacy if row.kind == "total"}
     assert spent
     assert all(3.5 < float(epsilon) <= 4.0 for epsilon in spent)

@@ -149,14 +149,14 @@ def test_clients_make_the_points_that_the_server_would_make(
 
 def test_their_candidates_are_unprotected_releases(digits: FederatedData, run_method: RunMethod) -> None:
     done = run_method("agg_enhance", digits, settings=QUICK | {"secure": True}, rounds=2, **TINY)
-    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    found = {row["release"]: row for row in rows}
+    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    found = {row.release: row for row in rows}
     for release in ("agg_enhance.make_candidates.points", "agg_enhance.score_candidates.probabilities"):
-        assert (found[release]["proven"], found[release]["mechanism"], found[release]["times"]) == ("none", "none", 2)
-        assert len(found[release]["clients"]) == len(digits.clients)
+        assert (found[release].proven, found[release].mechanism, found[release].times) == ("none", "none", 2)
+        assert len(found[release].clients) == len(digits.clients)
     assert any("secure aggregation does not cover" in note for note in done.fed.participation.notes)
     plain = run_method("agg_enhance", digits, settings=QUICK, rounds=2, **TINY)
-    assert {row["task"] for row in plain.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"} == {
+    assert {row.task for row in plain.fed.participation.ledger.rows(1e-5) if row.kind == "release"} == {
         "local_training.train"
     }
     assert plain.fed.participation.notes == [

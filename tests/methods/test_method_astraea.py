@@ -159,12 +159,12 @@ def test_class_counts_leave_exact_or_with_a_guarantee(digits: FederatedData, run
     def row(**settings: Any) -> dict[str, Any]:
         finished = run_method("astraea", digits, model=SMALL["mlp"], settings=settings, rounds=1)
         rows = finished.fed.participation.ledger.rows(1e-5)
-        return next(row for row in rows if row["release"] == "class_counts.count_classes.counts")
+        return next(row for row in rows if row.release == "class_counts.count_classes.counts")
 
-    assert row()["proven"] == "none"
+    assert row().proven == "none"
     noisy = row(counts_epsilon=1.0)
-    assert (noisy["unit"], noisy["adjacency"]) == ("record", "add or remove one")
-    assert 0.9 < noisy["epsilon"] <= 1.0
+    assert (noisy.unit, noisy.adjacency) == ("record", "add or remove one")
+    assert 0.9 < noisy.epsilon <= 1.0
 
 
 def test_what_has_no_place_in_groups_is_refused(run_method: RunMethod, digits: FederatedData) -> None:

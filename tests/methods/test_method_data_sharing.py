@@ -99,12 +99,8 @@ def test_without_a_share_or_a_part_it_is_fedavg_and_nothing_is_asked(
 def test_the_record_says_that_real_images_left_unprotected(finished: Finished) -> None:
     assert EXPOSED in finished.fed.participation.notes
     ledger = finished.fed.participation.ledger
-    rows = {row["release"]: row for row in ledger.rows(1e-5) if row["kind"] == "release"}
-    assert (
-        rows["data_sharing.contribute.images"]["proven"]
-        == rows["class_counts.count_classes.counts"]["proven"]
-        == "none"
-    )
+    rows = {row.release: row for row in ledger.rows(1e-5) if row.kind == "release"}
+    assert rows["data_sharing.contribute.images"].proven == rows["class_counts.count_classes.counts"].proven == "none"
     said = " ".join(ledger.words(1e-5))
     assert "No differential privacy" in said
     assert "real images (examples) of its training data, as they are" in said

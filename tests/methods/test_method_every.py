@@ -144,15 +144,15 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
     record = finished.fed.participation.ledger.rows(1e-5)
     counts: Counter[str] = Counter()
     for row in record:
-        if row["kind"] == "release" and not row["evaluation"]:
-            counts[row["release"]] += row["times"] * len(row["clients"])
+        if row.kind == "release" and not row.evaluation:
+            counts[row.release] += row.times * len(row.clients)
     assert counts == {
         f"{tasks[task]}.{field}": times[task]
         for task, fields in declared.items()
         for field in fields
         if (field != "extra" or method in EXTRA) and (field != "moments" or method != "feddpgan")
     }
-    assert all(row["what"] for row in record)
+    assert all(row.what for row in record)
 
 
 @pytest.mark.parametrize("method", [*(name for name in BASELINES if name not in SENDS_IMAGES), *SYNTHETIC])

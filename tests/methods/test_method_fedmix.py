@@ -122,5 +122,5 @@ def test_a_round_by_hand(run_method: Callable[..., Finished]) -> None:
 def test_blended_images_are_entered_as_unprotected_releases(run_method: Callable[..., Finished]) -> None:
     finished = run_method("fedmix", some_clients(6, 8), model=LINEAR)
     rows = finished.fed.participation.ledger.rows(1e-5)
-    [row] = [row for row in rows if row["release"] == "fedmix.average_images.images"]
-    assert (row["clients"], row["times"], row["proven"]) == (["a", "b"], 1, "none")
+    [row] = [row for row in rows if row.release == "fedmix.average_images.images"]
+    assert (row.clients, row.times, row.proven) == (["a", "b"], 1, "none")

@@ -314,7 +314,7 @@ def test_the_gans_are_calibrated_to_an_epsilon_of_their_own(run_method, name, or
     done = run_method(name, data, model=SMALL["mlp"], settings=settings, rounds=1)
     spent = defaultdict(list)
     for row in done.fed.participation.ledger.rows(privacy.delta):
-        spent[row["release"]].append(row["epsilon"])
+        spent[row.release].append(row.epsilon)
     assert 1.5 < max(spent["gandalf.clients.train_gan_visit.gan"]) <= 2.0
     assert max(spent["local_training.train.model"]) <= 4.0
     assert max(spent["all"]) < 6.0, "less than the sum: releases are composed"

@@ -168,10 +168,10 @@ def test_the_control_with_real_images_takes_those_of_neighbours(run_method, kind
 
 
 def test_what_leaves_is_the_generator_and_it_is_declared_unprotected(refined):
-    rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    left = {row["release"]: row for row in rows}
+    rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    left = {row.release: row for row in rows}
     assert set(left) == {f"{OWN_GAN}.generator", f"{OWN_GAN}.classes"}
-    assert "can draw images like them" in left[f"{OWN_GAN}.generator"]["what"]
+    assert "can draw images like them" in left[f"{OWN_GAN}.generator"].what
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_with_dp_sgd_all_that_leaves_is_covered(run_method, kinds, target):
     privacy = PrivacyConfig(updates="dp_sgd", **({"noise": 2.0} if target is None else {"target": target}))
     settings = QUICK | TINY | {"gan": "wgan_gp", "privacy": privacy}
     done = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=settings, rounds=1)
-    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    assert {row["release"] for row in rows} == {f"{OWN_GAN}.generator", f"{OWN_GAN}.classes"}
-    spent = [row["epsilon"] for row in rows if row["release"] == f"{OWN_GAN}.generator"]
+    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    assert {row.release for row in rows} == {f"{OWN_GAN}.generator", f"{OWN_GAN}.classes"}
+    spent = [row.epsilon for row in rows if row.release == f"{OWN_GAN}.generator"]
     assert spent
     assert all(0 < float(epsilon) <= (target or 100) for epsilon in spent)
     answers = next(ask for ask in done.asks if ask.name == "train_own_gan").replies

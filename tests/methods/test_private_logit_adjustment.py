@@ -29,7 +29,7 @@ def private(**values: Any) -> dict[str, Any]:
 
 def totals(finished: Finished) -> dict[str, float]:
     rows = finished.fed.participation.ledger.rows(DELTA)
-    return {client: row["epsilon"] for row in rows if row["kind"] == "total" for client in row["clients"]}
+    return {client: row.epsilon for row in rows if row.kind == "total" for client in row.clients}
 
 
 def test_on_whole_batches_without_noise_it_is_logit_adjustment(run_method: RunMethod) -> None:
@@ -52,8 +52,8 @@ def test_counts_and_rounds_are_charged_together(run_method: RunMethod) -> None:
     for client, n in sizes.items():
         steps = SampledGaussianEvent(rate=min(1, 16 / n), noise=2.0, steps=math.ceil(n / 16))
         assert totals(finished)[client] == pytest.approx(epsilon([counts, steps, steps], DELTA), rel=1e-9)
-    [total, *_] = [row for row in finished.fed.participation.ledger.rows(DELTA) if row["kind"] == "total"]
-    assert not total["not_covered"]
+    [total, *_] = [row for row in finished.fed.participation.ledger.rows(DELTA) if row.kind == "total"]
+    assert not total.not_covered
 
 
 def test_only_noisy_counts_enter_the_loss() -> None:

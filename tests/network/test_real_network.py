@@ -138,8 +138,8 @@ def test_fedavg_and_feddpms_give_the_bits_of_one_machine(network: Network, tmp_p
         expected = here(tmp_path / name, **sections)
         there = started[name].ended()
         assert same(expected, there)
-        assert there.summary["failed"] == 0
-        assert json.loads((there.path / "summary.json").read_text()) == there.summary
+        assert there.summary.failed == 0
+        assert json.loads((there.path / "summary.json").read_text()) == there.summary.as_dict()
 
 
 # -- slower: about a minute each on an idle machine -----------------------------------------------------------------
@@ -184,8 +184,8 @@ def test_a_killed_site_is_missed_and_comes_back(network: Network) -> None:
     run.after_round(3)
     network.loop.start_site("2")
     result = run.ended()
-    assert {row["client"] for row in result.summary["failures"]} == {"2"}
-    assert result.summary["missed"][0]["client"] == "2"
+    assert {row.client for row in result.summary.failures} == {"2"}
+    assert result.summary.missed[0].client == "2"
     participation = json.loads((result.path / "participation.json").read_text())
     assert participation["answered"]["0"] == participation["asked"]["0"]
     assert 2 <= participation["answered"]["2"] < participation["asked"]["2"]

@@ -28,14 +28,14 @@ def failing(*tasks: tuple[str, int]) -> Participation:
 
 def test_shares_are_told_where_all_sites_told_what_they_hold() -> None:
     (missed,) = missed_clients(failing(("train", 2)), SITES.with_counts({"a": [1, 5], "b": [3, 0]}), counted=True)
-    assert missed == {"client": "b", "rounds": [2], "classes": {"cat": 0.75}}
+    assert missed.as_dict() == {"client": "b", "rounds": [2], "classes": {"cat": 0.75}}
     assert missed_words(missed).endswith("in round 2; it holds 75% of class cat")
 
 
 def test_no_share_is_told_of_what_only_some_hold() -> None:
     for data in (SITES, SITES.with_counts({"b": [3, 0]})):
         (missed,) = missed_clients(failing(("train", 2)), data)
-        assert missed["classes"] is None
+        assert missed.classes is None
         assert "the sites did not tell what they hold" in missed_words(missed)
 
 
@@ -43,8 +43,8 @@ def test_who_did_not_tell_its_counts_for_the_report_misses_nothing_by_that() -> 
     known = SITES.with_counts({"a": [1, 5]})
     assert missed_clients(failing(("count_classes", 0)), known, counted=True) == []
     twice = failing(("count_classes", 0), ("count_classes", 0))  # the second time the method asked
-    assert missed_clients(twice, known, counted=True)[0]["rounds"] == [0]
-    assert missed_clients(failing(("count_classes", 0)), SITES)[0]["rounds"] == [0]
+    assert missed_clients(twice, known, counted=True)[0].rounds == [0]
+    assert missed_clients(failing(("count_classes", 0)), SITES)[0].rounds == [0]
 
 
 def test_a_manifest_holds_what_the_sites_told_and_no_more() -> None:
