@@ -17,13 +17,14 @@ LONGEST_FILE = 400  # lines
 EVERYWHERE = ("errors",)
 BASE = ("data.dataset", "seeding")
 ALLOWED = {
-    "learning": ("learning",),
+    "learning": ("learning", "seeding"),
     "synthesis": (
         "synthesis",
-        "data.archives",
-        "learning.effort",
-        "learning.weights",
+        "seeding",
+        "data.readers.archives",
+        "learning",
         "privacy.dpsgd",  # clipping, sampling and noise are written once
+        "privacy.gaussian",
         "privacy.mechanisms",
     ),
     "privacy": ("privacy", "seeding"),
@@ -117,6 +118,12 @@ def test_everything_in_methods_registers_a_method():
     homes = {module.split(".")[2] for module in modules if module.startswith("fedsynth.")}
     there = {path.stem for path in (ROOT / "methods").iterdir() if not path.name.startswith("__")}
     assert there == homes
+
+
+def test_the_authors_of_methods_find_all_in_one_module():
+    assert {name.split(".")[0] for name in imports_of(ROOT / "api.py")} <= {
+        *("components", "federation", "learning", "methods", "privacy"),
+    }
 
 
 def test_errors_and_seeding_lean_on_nothing():

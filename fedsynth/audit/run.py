@@ -8,21 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from safetensors.torch import load_file
 from torch import Tensor
 
-import fedsynth.audit.task_trials  # noqa: F401  (declares the trials of the package's own tasks)
+import fedsynth.audit.statistics_trials
+import fedsynth.audit.training_trials  # noqa: F401  (both declare the trials of the package's own tasks)
 from fedsynth.audit.members import (
     Attack,
+    ClosestRecord,
     attack_images,
     attack_model,
     closest_record,
     members_and_others,
     synthetic_images,
 )
-from fedsynth.audit.trials import put_to_the_test
+from fedsynth.audit.trials import run_trial
 from fedsynth.data.dataset import Schema
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
@@ -45,13 +47,46 @@ OTHER_CODE = "The run was made by other code than what is installed here, and wh
 Say = Callable[[str], None]
 
 
+class Verdict(TypedDict):
+    """What testing a claim gave: a lower bound of ε against the claimed one, or why there is none."""
+
+    verdict: str
+    audit: str
+    releases: int
+    claimed: float | None
+    lower_bound: float | None
+    confidence: float | None
+    runs: int
+    refuted: bool
+
+
+class AuditRow(Verdict):
+    """A release, what is proven about it (of the client with the largest ε), and what testing that gave."""
+
+    release: str
+    task: str
+    what: str
+    evaluation: bool
+    times: int
+    mechanism: str
+    unit: str
+    adjacency: str
+    epsilon: float | None
+    delta: float | None
+    against: str
+    proven: str
+    covered: str
+    not_covered: str
+    client: str
+
+
 @dataclass(frozen=True)
 class Audit:
     """What an audit found: rows by release, attacks, a screen of synthetic images, and what could not be done."""
 
-    rows: list[dict[str, Any]]
+    rows: list[AuditRow]
     attacks: list[Attack]
-    screen: dict[str, Any] | None
+    screen: ClosestRecord | None
     skipped: list[str]
 
     @property
@@ -59,7 +94,7 @@ class Audit:
         """The releases whose claim does not hold."""
         return [row["release"] for row in self.rows if row["refuted"]]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """JSON-ready."""
         return {
             "rows": self.rows,
@@ -128,26 +163,25 @@ class _Releases:
                 if number is not None:
                     self.guarantees.setdefault(f"{task}.{name}", []).append(ledger.guarantees[number])
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[AuditRow]:
         """In the order of the ledger; a release that is read in three ways has three."""
         worst: dict[tuple[str, str, str], LedgerRow] = {}
         for row in self.ledger.rows(self.delta):
             key = (row.release, row.unit, row.adjacency)
             if row.kind == "release" and row.cost >= worst.get(key, row).cost:
                 worst[key] = row
-        return [audited for row in worst.values() for audited in self._audited(row)]
+        return [_audit_row(row, verdict) for row in worst.values() for verdict in self._verdicts(row)]
 
-    def _audited(self, row: LedgerRow) -> list[dict[str, Any]]:
-        base = row.model_dump(exclude={"kind", "field", "claimed", "clients"}) | {"client": row.clients[0]}
+    def _verdicts(self, row: LedgerRow) -> list[Verdict]:
         given = self.guarantees.get(row.release, [])
         if not any(g.proven for g in given):
             trials = self._trials(row.task, given[0]) if given and given[0].claimed else []
-            return [base | self._test(trial, row.what) for trial in trials] or [base | _untested(NOTHING_CLAIMED)]
+            return [self._test(trial, row.what) for trial in trials] or [_untested(NOTHING_CLAIMED)]
         guarantee = max((g for g in given if g.proven), key=lambda g: epsilon_bound(g.events, self.delta))
         if guarantee.free:
-            return [base | _untested(CONSTANT)]
-        found = [self._test(trial, row.what) for trial in self._trials(row.task, guarantee)]
-        return [base | test for test in found] or [base | _untested(NO_TRIAL)]
+            return [_untested(CONSTANT)]
+        trials = self._trials(row.task, guarantee)
+        return [self._test(trial, row.what) for trial in trials] or [_untested(NO_TRIAL)]
 
     def _trials(self, task: str, guarantee: Guarantee) -> Sequence[Trial]:
         """What the task that ran declares about itself; nothing where it is not installed here."""
@@ -157,10 +191,10 @@ class _Releases:
             return []
         return [] if make is None else make(guarantee, self.cfg, self.schema)
 
-    def _test(self, trial: Trial, what: str) -> dict[str, Any]:
+    def _test(self, trial: Trial, what: str) -> Verdict:
         self.say(f"neighbouring data sets: {what} ({trial.how})")
         rng = generator(self.seed, "audit", trial.how)
-        found = put_to_the_test(trial, self.runs, self.delta, self.confidence, rng)
+        found = run_trial(trial, self.runs, self.delta, self.confidence, rng)
         return {
             "verdict": "refuted" if found.refuted else "not refuted",
             "audit": trial.how,
@@ -173,7 +207,7 @@ class _Releases:
         }
 
 
-def _untested(why: str) -> dict[str, Any]:
+def _untested(why: str) -> Verdict:
     return {
         "verdict": "not tested" if why == NO_TRIAL else why,
         "audit": why,
@@ -186,12 +220,33 @@ def _untested(why: str) -> dict[str, Any]:
     }
 
 
+def _audit_row(row: LedgerRow, verdict: Verdict) -> AuditRow:
+    return {
+        "release": row.release,
+        "task": row.task,
+        "what": row.what,
+        "evaluation": row.evaluation,
+        "times": row.times,
+        "mechanism": row.mechanism,
+        "unit": row.unit,
+        "adjacency": row.adjacency,
+        "epsilon": row.epsilon,
+        "delta": row.delta,
+        "against": row.against,
+        "proven": row.proven,
+        "covered": row.covered,
+        "not_covered": row.not_covered,
+        "client": row.clients[0],
+        **verdict,
+    }
+
+
 # -- attacks --------------------------------------------------------------------------------------------------------
 
 
 def _attacks(
     run: RunRecord, experiment: Experiment, data: FederatedData | None, why: str, confidence: float, say: Say
-) -> tuple[list[Attack], dict[str, Any] | None, list[str]]:
+) -> tuple[list[Attack], ClosestRecord | None, list[str]]:
     """Membership inference on the final model and on synthetic images; what could not be attacked, and why."""
     if data is None:
         return [], None, [f"Membership inference: {why}."]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,8 +10,7 @@ from fedsynth.federation import Client, Federation, Reply, leaves, task
 from fedsynth.privacy import DiscreteGaussianEvent, Guarantee, PureEvent
 from fedsynth.privacy.discrete import discrete_gaussian_histogram, discrete_gaussian_variance
 
-MOST_EXAMPLES = 10**12  # of a class: more is a mistake or a lie, and would not add up in 64 bits
-LET_OUT = "class counts let out"  # in the private state
+RELEASED = "released class counts"  # in the private state
 
 
 class ClassCounts(Reply):
@@ -25,17 +23,17 @@ class ClassCounts(Reply):
 def count_classes(client: Client, epsilon: float | None = None, delta: float = 1e-5, keep: bool = False) -> ClassCounts:
     """Count the classes; with ε, noise is added to every count, which may leave it below 0.
 
-    `keep`: the client remembers what it has let out, for what must follow that and not its own counts; asked again, it
-    says the same again, which tells nothing new.
+    `keep`: the client remembers what it has released, for what must follow that and not its own counts; asked again, it
+    releases the same again, which tells nothing new.
     """
-    counts = client.data.train.counts(client.schema.classes).astype(np.int64)
+    counts = client.class_counts().astype(np.int64)
     if epsilon is None:
         return client.release(ClassCounts(counts=counts))
-    if keep and LET_OUT in client.state:
-        return client.release(ClassCounts(counts=let_out_counts(client)), counts=SAID_AGAIN)
+    if keep and RELEASED in client.state:
+        return client.release(ClassCounts(counts=released_counts(client)), counts=RELEASED_AGAIN)
     noisy, event = discrete_gaussian_histogram(counts, epsilon, delta, client.noise_rng("class counts"))
     if keep:
-        client.state.keep_public(LET_OUT, noisy)
+        client.state.keep_public(RELEASED, noisy)
     return client.release(ClassCounts(counts=noisy), counts=counts_guarantee(event))
 
 
@@ -51,8 +49,8 @@ def counts_guarantee(event: DiscreteGaussianEvent) -> Guarantee:
     )
 
 
-def tells_nothing_new(mechanism: str, why: str) -> Guarantee:
-    """The guarantee of what follows from noisy counts that were let out before, and from nothing else."""
+def post_processing_guarantee(mechanism: str, why: str) -> Guarantee:
+    """The guarantee of what follows from noisy counts that were released before, and from nothing else."""
     return Guarantee(
         mechanism=mechanism,
         events=(PureEvent(epsilon=0),),
@@ -62,37 +60,24 @@ def tells_nothing_new(mechanism: str, why: str) -> Guarantee:
     )
 
 
-SAID_AGAIN = tells_nothing_new("the noisy counts that were let out before", "nothing new is told")
+RELEASED_AGAIN = post_processing_guarantee("the noisy counts that were released before", "nothing new is told")
 
 
-def let_out_counts(client: Client) -> np.ndarray:
-    """The class counts that this client has let out, noise included; none of any class where it has not."""
-    return np.asarray(client.state.get(LET_OUT, np.zeros(client.schema.classes, np.int64)))
+def released_counts(client: Client) -> np.ndarray:
+    """The class counts that this client has released, noise included; none of any class where it has not."""
+    return np.asarray(client.state.get(RELEASED, np.zeros(client.schema.classes, np.int64)))
 
 
 def class_counts(
     fed: Federation,
     epsilon: float | None = None,
     delta: float = 1e-5,
-    to: Sequence[str] | None = None,
     keep: bool = False,
+    attempts: int = 1,
 ) -> dict[str, np.ndarray]:
-    """The class counts of all (or these) clients that answer, exact or with noise for (ε, δ)."""
-    replies = fed.broadcast(count_classes, to=to, epsilon=epsilon, delta=delta, keep=keep)
+    """The class counts of all clients that answer, exact or with noise for (ε, δ)."""
+    replies = fed.broadcast(count_classes, attempts=attempts, epsilon=epsilon, delta=delta, keep=keep)
     return {client: reply.counts for client, reply in replies.items()}
-
-
-def told_counts(fed: Federation) -> dict[str, list[int]]:
-    """The exact class counts of the clients that tell them; one that refuses, or whose counts cannot be right, is not
-    in it."""
-    replies = fed.broadcast(count_classes, quorum=0.0)
-    return {c: reply.counts.tolist() for c, reply in replies.items() if _credible(reply.counts, fed.schema.classes)}
-
-
-def _credible(counts: np.ndarray, classes: int) -> bool:
-    """Whether these are numbers of examples at all."""
-    whole = counts.shape == (classes,) and counts.dtype.kind in "iu"
-    return whole and bool(counts.min() >= 0) and bool(counts.max() <= MOST_EXAMPLES)
 
 
 def noise_of_counts(epsilon: float | None, delta: float) -> float:

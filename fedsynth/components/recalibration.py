@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedsynth.federation import Client, Federation, Reply, leaves, task
 from fedsynth.learning.aggregators import pooled_statistics
-from fedsynth.learning.models import ModelSpec, instantiate
+from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.statistics import measure_batch_norm
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
 
@@ -19,14 +19,14 @@ class Measured(Reply):
 @task
 def measure(client: Client, model: Weights, spec: ModelSpec) -> Measured:
     """Measure BatchNorm's statistics of the global model on the client's data."""
-    net = instantiate(spec, client.schema.shape, client.schema.classes, model).to(client.device)
+    net = client.build(spec, model)
     x, y = client.data.train.tensors()
     measure_batch_norm(net, x)
     weights = weights_of(net)
     return client.release(Measured(buffers={n: weights[n] for n in sorted(buffer_entries(net))}, examples=len(y)))
 
 
-def recalibrated(fed: Federation, spec: ModelSpec, model: Weights, clients: list[str]) -> Weights:
+def recalibrate(fed: Federation, spec: ModelSpec, model: Weights, clients: list[str]) -> Weights:
     """BatchNorm's statistics of the new model over the data of the round's clients, from what each of them measured."""
     replies = fed.broadcast(measure, to=clients, model=model, spec=spec)
     return pooled_statistics((reply.buffers, reply.examples) for reply in replies.values()) if replies else {}

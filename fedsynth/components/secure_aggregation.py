@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedsynth.components.slots import SecureSettings
 from fedsynth.federation import Client, Federation, QuorumError, Replies, Reply, leaves, task
 from fedsynth.federation.tasks import Task
 from fedsynth.privacy import Guarantee, PureEvent
@@ -34,27 +35,18 @@ from fedsynth.privacy.secure_sum import (
     Words,
     are_keys,
     check_keys,
-    disclosed,
+    disclose,
     enough,
     from_words,
     shares_for,
     to_words,
     unmask,
 )
-from fedsynth.privacy.secure_sum import masked as under_masks
+from fedsynth.privacy.secure_sum import mask as under_masks
 from fedsynth.privacy.words import EVERY_UPDATE, MASKED
 
 KEPT = "secure sum"  # in the private state: the secrets of the sum that is under way
 Values = NDArray[np.float64]
-
-
-class SecureSettings(BaseModel):
-    """What clients are told: how large a share of them must stay, and what the ε of their updates, if any, is about."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    threshold: float
-    scope: Scope | None = None
 
 
 class SecureRound(BaseModel):
@@ -136,7 +128,7 @@ def open_sum(
     if not {*stayed, *left} <= {*shares, client.id}:
         raise SecureSumError("Shares of some of the clients are missing.")
     own = kept["own"][0], kept["own"][1]
-    seeds, masks = disclosed(client.id, secrets, kept["keys"], own, shares, stayed, left)
+    seeds, masks = disclose(client.id, secrets, kept["keys"], own, shares, stayed, left)
     del client.state[KEPT]  # asked once more, for whatever secret, there is none to give
     return client.release(Opened(seeds=seeds, masks=masks), **no_data(scope, "seeds", "masks"))
 
@@ -174,8 +166,8 @@ def secured(guarantee: Guarantee | None, clients: int) -> Guarantee:
             not_covered="the sum, which the server learns; a server that does not keep to the protocol; who takes part",
         ).model_copy(update={"masked": True})
     seen = guarantee.not_covered.replace(EVERY_UPDATE, "which sees the sum before its noise")
-    told = {"mechanism": f"{guarantee.mechanism}; {masks}", "not_covered": seen, "masked": True}
-    return guarantee.model_copy(update=told)
+    changes = {"mechanism": f"{guarantee.mechanism}; {masks}", "not_covered": seen, "masked": True}
+    return guarantee.model_copy(update=changes)
 
 
 # -- at the server --------------------------------------------------------------------------------------------------
@@ -219,7 +211,7 @@ class _Sum:
         # Never the same twice: a site answers a request that it knows as before, and these keys must be new.
         self.session = os.urandom(16).hex()
         self.fed, self.clients, self.settings = fed, clients, settings
-        self.common = {"session": self.session, "scope": settings.scope}
+        self.common: dict[str, Any] = {"session": self.session, "scope": settings.scope}
         self.threshold = FEWEST
         self.keys: dict[str, PublicKeys] = {}
         self.shares: dict[str, dict[str, str]] = {}
@@ -231,7 +223,7 @@ class _Sum:
         if not self.goes_on(offer_keys, offered, len(self.keys)):
             return False
         self.threshold = enough(self.settings.threshold, len(self.keys))
-        about = {"keys": self.keys, "threshold": self.threshold}
+        about: dict[str, Any] = {"keys": self.keys, "threshold": self.threshold}
         shared = self.fed.broadcast(share_secrets, to=list(self.keys), quorum=0, **about, **self.common)
         found = {client: reply.shares for client, reply in shared.items()}
         self.shares = {client: box for client, box in found.items() if {*box, client} == set(self.keys)}

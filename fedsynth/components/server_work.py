@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedsynth.federation import Client, Federation, Reply, leaves, task
-from fedsynth.learning.models import ModelSpec, instantiate
+from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
 from fedsynth.synthesis.inversion import Inversion, invert
 
-FROM_WEIGHTS = "made from shared weights alone"
+FROM_WEIGHTS = "synthesised from shared weights alone"
 
 
 class TuningSettings(BaseModel):
     """How the server tunes a model."""
 
-    tune_epochs: int = Field(1, ge=0, description="epochs of the server on the made images")
+    tune_epochs: int = Field(1, ge=0, description="epochs of the server on the synthetic images")
     tune_batch_size: int = Field(32, ge=1, description="images a step")
     tune_rate: float = Field(0.5, gt=0, description="learning rate of the server, as a share of the clients'")
 
@@ -31,13 +29,13 @@ class TuningSettings(BaseModel):
         return local.model_copy(update=changed)
 
 
-class Images(Reply):
-    """Images that were made from a model."""
+class Inverted(Reply):
+    """Images that were synthesised from a model."""
 
     images: Tensor = leaves(f"images, {FROM_WEIGHTS}")
 
 
-class Opinions(Reply):
+class Probabilities(Reply):
     """What a model says of images."""
 
     probabilities: Tensor = leaves(f"probabilities of each class, {FROM_WEIGHTS}")
@@ -51,22 +49,22 @@ class Tuned(Reply):
 
 @task
 def invert_model(
-    client: Client, model: Weights, spec: ModelSpec, start: Tensor | None, labels: Tensor, how: dict[str, Any]
-) -> Images:
+    client: Client, model: Weights, spec: ModelSpec, start: Tensor | None, labels: Tensor, inversion: Inversion
+) -> Inverted:
     """Optimise inputs against one model; without a start, from standard Gaussian noise (Fed-ZDA, algorithm 1)."""
-    net = instantiate(spec, client.schema.shape, client.schema.classes, model)
+    net = client.build(spec, model)
     if start is None:
         noise = client.rng("start").standard_normal((len(labels), *client.schema.shape)).astype("float32")
         start = torch.from_numpy(noise)
-    return client.release(Images(images=invert(net, start, labels, Inversion(**how))))
+    return client.release(Inverted(images=invert(net, start, labels, inversion)))
 
 
 @task
-def judge_images(client: Client, model: Weights, spec: ModelSpec, images: Tensor) -> Opinions:
+def classify_images(client: Client, model: Weights, spec: ModelSpec, images: Tensor) -> Probabilities:
     """One model's probabilities for some images."""
-    net = instantiate(spec, client.schema.shape, client.schema.classes, model).eval()
+    net = client.build(spec, model).eval()
     with torch.no_grad():
-        return client.release(Opinions(probabilities=net(images).softmax(1)))
+        return client.release(Probabilities(probabilities=net(images).softmax(1)))
 
 
 @task
@@ -80,13 +78,13 @@ def tune_model(
     keep_statistics: bool,
 ) -> Tuned:
     """Train a model on some images. BatchNorm's stored statistics follow them, or stay those of the clients."""
-    net = instantiate(spec, client.schema.shape, client.schema.classes, model)
+    net = client.build(spec, model)
     fit(net, images, labels, training, client.rng("tuning"))
     kept = {name: model[name] for name in buffer_entries(net)} if keep_statistics else {}
     return client.release(Tuned(model=weights_of(net) | kept))
 
 
-def tuned_at_server(
+def tune_at_server(
     fed: Federation,
     model: Weights,
     spec: ModelSpec,
@@ -97,6 +95,4 @@ def tuned_at_server(
 ) -> Weights:
     """The model after some epochs on these images."""
     fields = {"images": images, "labels": labels, "training": training, "keep_statistics": keep_statistics}
-    done = fed.compute(tune_model, {"tune": {"model": model, "spec": spec, **fields}})["tune"]
-    assert isinstance(done, Tuned)
-    return done.model
+    return fed.compute(tune_model, {"tune": {"model": model, "spec": spec, **fields}})["tune"].model

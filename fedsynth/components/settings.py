@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining, learning_rate
@@ -55,7 +56,7 @@ class TrainConfig(BaseModel):
         return self
 
     def local(self, round: int) -> LocalTraining:
-        """What a client is told in this round."""
+        """How clients train in this round."""
         rate = learning_rate(self.schedule, self.lr, round, self.rounds, self.lr_step, self.lr_gamma)
         return LocalTraining(
             epochs=self.local_epochs,
@@ -73,7 +74,8 @@ class MethodConfig(BaseModel):
 
     `protects` says whether all that the method sends after training is protected as `privacy.updates` asks. The shared
     loop does it; a method that trains in a task of its own does not unless it says so.
-    `needs_single` says why the method needs more than the sum of what clients send; empty where it does not.
+    `requires_individual_updates` says why the method needs more than the sum of what clients send; empty where it does
+    not.
     `search` names the numbers that `compare --tune` tries for the method, with the ends of their ranges (logarithmic).
     """
 
@@ -84,7 +86,9 @@ class MethodConfig(BaseModel):
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig, exclude=True)
 
     protects: ClassVar[bool] = False
-    needs_single: ClassVar[str] = "it trains outside of the shared loop, whose mean is what can be summed securely"
+    requires_individual_updates: ClassVar[str] = (
+        "it trains outside of the shared loop, whose mean is what can be summed securely"
+    )
     search: ClassVar[dict[str, tuple[float, float]]] = {}
 
     @model_validator(mode="after")
@@ -94,10 +98,11 @@ class MethodConfig(BaseModel):
                 f'privacy.updates = "{self.privacy.updates}" protects the shared loop of fedavg and its relatives, '
                 'and this method trains outside of it; set privacy.updates = "none" or choose another method'
             )
-        if self.privacy.secure_aggregation and self.needs_single:
+        if self.privacy.secure_aggregation and self.requires_individual_updates:
             raise ValueError(
-                f"privacy.secure_aggregation = true cannot be used with this method: {self.needs_single}; set it to "
-                "false, or choose a method of which the server needs only the mean, such as fedavg"
+                "privacy.secure_aggregation = true cannot be used with this method: "
+                f"{self.requires_individual_updates}; set it to false, or choose a method of which the server needs "
+                "only the mean, such as fedavg"
             )
         return self
 
@@ -106,7 +111,7 @@ class MethodConfig(BaseModel):
         return []
 
     @classmethod
-    def own_settings(cls) -> dict[str, Any]:
+    def own_settings(cls) -> dict[str, FieldInfo]:
         """The settings a user may give in the `[method]` section."""
         return {name: field for name, field in cls.model_fields.items() if name not in MethodConfig.model_fields}
 

@@ -1,40 +1,47 @@
-"""The slots of the shared loop, and the values that come with the package.
+"""The slots of the shared loop: the places in which most methods differ from FedAvg.
 
 A slot value is a small frozen object with a name and its settings. An experiment names it (`aggregator = "median"` or
-`aggregator = {name = "trimmed_mean", trim = 0.2}`), and a value that acts at the clients is sent to them by name.
+`aggregator = {name = "trimmed_mean", trim = 0.2}`), and a value that acts at the clients travels there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch.nn.functional as F
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_serializer
 from torch import Tensor
 
-from fedsynth.components.secure_aggregation import SecureSettings
+from fedsynth.components.synthetic_samples import Samples
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.federation import Client, Federation
-from fedsynth.learning.aggregators import krum, median, trimmed_mean, weighted_mean
+from fedsynth.federation import Client, Federation, Message
+from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.learning.server_optimizers import server_step
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective
 from fedsynth.learning.weights import Weights
 from fedsynth.privacy.dpsgd import Loss
+from fedsynth.privacy.guarantee import Scope
+
+Memory = dict[str, Any]
+"""What a slot value remembers at the server from round to round; it goes into checkpoints."""
+
+Kept = Literal["nothing", "buffers", "norm", "head"]
+"""The part of a model that stays at the clients."""
 
 
 class SlotValue(BaseModel):
     """Base of all slot values; each slot keeps a register of its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str] = ""
     slot: ClassVar[str] = ""
     needs: ClassVar[str] = ""  # name of the value that must fill the other slot: clients' and server's half of a method
     unprotected: ClassVar[str] = ""  # why it does not go with protected updates; empty where it does
+    search: ClassVar[dict[str, tuple[float, float]]] = {}  # settings that `compare --tune` tries, where it is a method
     known: ClassVar[dict[str, type[SlotValue]]] = {}
 
     def __init_subclass__(cls, slot: str = "", name: str = "", **kwargs: Any) -> None:
@@ -45,9 +52,9 @@ class SlotValue(BaseModel):
             cls.name = name
             cls.known[name] = cls
 
-    def as_dict(self) -> dict[str, Any]:
-        """Name and settings, for a file or a request."""
-        return {"name": self.name, **self.model_dump(mode="json")}
+    @model_serializer(mode="wrap")
+    def _with_its_name(self, settings: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
+        return {"name": self.name, **settings(self)}
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -68,49 +75,57 @@ class SlotValue(BaseModel):
                 raise ConfigError(f'{cls.slot} "{name}" has no setting "{key}".{known}') from None
             raise ConfigError(f'{cls.slot} "{name}", key "{key}": {problem["msg"].lower()}.') from None
 
+    @classmethod
+    def as_method(cls, beside: Mapping[str, type[SlotValue]]) -> tuple[Callable[..., Any], type[Any]]:
+        """The method that is FedAvg with this value in its slot, and those beside it (see `slot_methods.py`)."""
+        raise NotImplementedError
+
 
 # -- what happens at a client ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Visit:
+class LocalContext:
     """One local training: the client, its network, the weights it received, the labels of the examples it trains on
-    and what the server rule sent along."""
+    and what the server's rule sent along."""
 
     client: Client
     net: Classifier
     received: Weights
     training: LocalTraining
     labels: Tensor
-    sent: dict[str, Any]
+    sent: Weights
 
 
-class LocalRule(SlotValue, slot="objective"):
+class LocalObjective(SlotValue, slot="objective"):
     """What a client minimises, and what it reports beside its weights.
 
-    `by_record`: the loss of a record depends on no other record, but for what was let out with noise, so that DP-SGD
-    can clip its gradient.
+    `by_record`: the loss of a record depends on no other record, but for what was released with noise, so that DP-SGD
+    can clip its gradient. `keeps`, `personal`: where such a method keeps a part of the model at the clients, or ends
+    with a model for each.
     """
 
     by_record: ClassVar[bool] = False
+    keeps: ClassVar[Kept] = "nothing"
+    personal: ClassVar[str] = ""
 
     def prepare(self, fed: Federation, delta: float) -> None:
         """Before the first round with DP-SGD: ask the clients for what `record_loss` needs, protected."""
 
-    def record_loss(self, visit: Visit) -> Loss:
+    def record_loss(self, local: LocalContext) -> Loss:
         """The loss of one record, by its scores and its label, where this is `by_record`."""
         return F.cross_entropy
 
-    def begin(self, visit: Visit) -> Objective:
+    def begin(self, local: LocalContext) -> Objective:
         """The objective of this round."""
         return CrossEntropy()
 
-    def finish(self, visit: Visit, fit: FitResult) -> dict[str, Any]:
-        """After training: what to report beside the weights; what to keep goes into `client.state`."""
+    def finish(self, local: LocalContext, fit: FitResult) -> Weights:
+        """After training: named tensors to report beside the weights; what to keep goes into `client.state`."""
         return {}
 
 
-class Plain(LocalRule, name="plain"):
+class Plain(LocalObjective, name="plain"):
     """Cross-entropy."""
 
     by_record: ClassVar[bool] = True
@@ -131,17 +146,17 @@ class LocalData(SlotValue, slot="local_data"):
         """Whether it does anything in this round, counted from 1; in other rounds clients train as always."""
         return False
 
-    def given(self, fed: Federation, memory: dict[str, Any]) -> dict[str, Any]:
+    def given(self, fed: Federation) -> Samples | None:
         """What the server sends along for it."""
-        return {}
+        return None
 
     def examples(
-        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: dict[str, Any]
+        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
     ) -> tuple[Tensor, Tensor]:
         """The examples of this round, from the client's own, the network it has received and what was sent along."""
         return x, y
 
-    def settle(self, client: Client, net: Classifier) -> None:
+    def restore(self, client: Client, net: Classifier) -> None:
         """Put right in the trained network what such examples have spoilt. Not called where updates are protected."""
 
 
@@ -153,23 +168,23 @@ class OwnExamples(LocalData, name="own"):
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a server rule may want to know about the federation and the round."""
+class RoundInfo:
+    """What a server's rule may want to know about the federation and the round."""
 
+    index: int
+    training: LocalTraining
     trained: set[str]
     clients: int
-    lr: float
-    momentum: float
 
 
 class Aggregator(SlotValue, slot="aggregator"):
     """Makes the next model out of the replies. `memory` lasts over the rounds and goes into checkpoints."""
 
-    def sent(self, memory: dict[str, Any], model: Weights, setting: Setting) -> dict[str, Any]:
-        """What to send beside the model."""
+    def sent(self, memory: Memory, model: Weights, info: RoundInfo) -> Weights:
+        """Named tensors to send beside the model."""
         return {}
 
-    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
         """The clients' average, or what stands in its place."""
         raise NotImplementedError
 
@@ -179,40 +194,14 @@ class Mean(Aggregator, name="mean"):
 
     weights: Literal["examples", "equal"] = Field("examples", description="what a client weighs")
 
-    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
         return weighted_mean((r.model, r.examples if self.weights == "examples" else 1) for r in replies.values())
-
-
-class TrimmedMean(Aggregator, name="trimmed_mean"):
-    """The mean without the extremes, coordinate by coordinate."""
-
-    trim: float = Field(0.1, ge=0, lt=0.5, description="share of values left out at each end")
-
-    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
-        return trimmed_mean([(r.model, r.examples) for r in replies.values()], self.trim)
-
-
-class Median(Aggregator, name="median"):
-    """The median, coordinate by coordinate."""
-
-    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
-        return median([(r.model, r.examples) for r in replies.values()])
-
-
-class Krum(Aggregator, name="krum"):
-    """The update nearest to its neighbours, or the mean of the best few."""
-
-    byzantine: int = Field(1, ge=0, description="how many clients may lie")
-    keep: int = Field(1, ge=1, description="how many updates are averaged (more than 1: multi-Krum)")
-
-    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
-        return krum([(r.model, r.examples) for r in replies.values()], self.byzantine, self.keep, setting.trained)
 
 
 class ServerOptimizer(SlotValue, slot="server"):
     """How the server moves from its model towards the clients' average."""
 
-    def step(self, model: Weights, target: Weights, memory: dict[str, Any], setting: Setting) -> Weights:
+    def step(self, model: Weights, target: Weights, memory: Memory, info: RoundInfo) -> Weights:
         """The next model."""
         return target
 
@@ -221,58 +210,27 @@ class TakeAverage(ServerOptimizer, name="none"):
     """The average is the next model."""
 
 
-class AdaptiveSettings(BaseModel):
-    """Settings of the server's optimiser, for the slot and for the method that is named after it."""
+class SecureSettings(Message):
+    """How sums are kept secure: how large a share of the clients must stay, what the ε of their updates is about."""
 
-    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = Field("adam", description="the server's optimiser")
-    server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum, for sgd")
-    beta1: float | None = Field(None, ge=0, lt=1, description="decay of the first moment (0.9; for adagrad 0)")
-    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
-    tau: float = Field(1e-3, gt=0, description="adaptivity: larger is closer to plain averaging")
-
-
-class AdaptiveServer(AdaptiveSettings, ServerOptimizer, name="fedopt"):
-    """SGD with momentum, Adam, Yogi or Adagrad on the averaged change."""
-
-    @property
-    def _first_decay(self) -> float:
-        """β1 of the paper's experiments where none was given."""
-        return self.beta1 if self.beta1 is not None else 0.0 if self.optimizer == "adagrad" else 0.9
-
-    def step(self, model: Weights, target: Weights, memory: dict[str, Any], setting: Setting) -> Weights:
-        return server_step(
-            model,
-            target,
-            memory.setdefault("server", {}),
-            setting.trained,
-            self.optimizer,
-            self.server_lr,
-            self.momentum,
-            self._first_decay,
-            self.beta2,
-            self.tau,
-        )
+    threshold: float
+    scope: Scope | None = None
 
 
 @dataclass(frozen=True)
-class Occasion:
-    """One aggregation: the new model, the clients' models it was made of, and where that happened.
-
-    `memory` lasts over the rounds and goes into checkpoints.
-    """
+class AggregationContext:
+    """One aggregation: the new model, the clients' models it was made of, and where that happened."""
 
     fed: Federation
     spec: ModelSpec
     model: Weights
     received: Mapping[str, Weights]
     training: LocalTraining
-    index: int
-    memory: dict[str, Any]
+    memory: Memory
     secure: SecureSettings | None = None  # where no single client may be seen
 
 
-class AfterAggregate(SlotValue, slot="after"):
+class PostAggregation(SlotValue, slot="post_aggregation"):
     """What the server does to the new model before the next round."""
 
     @property
@@ -287,33 +245,26 @@ class AfterAggregate(SlotValue, slot="after"):
         """Whether it does anything in this round, counted from 1."""
         return False
 
-    def tuned(self, occasion: Occasion) -> Weights:
+    def tune(self, context: AggregationContext) -> Weights:
         """The model for the next round."""
-        return occasion.model
+        return context.model
 
 
-class LeaveIt(AfterAggregate, name="nothing"):
+class NoPostAggregation(PostAggregation, name="nothing"):
     """The new model stays as it is."""
 
 
-def check_halves(rule: LocalRule, aggregator: Aggregator) -> None:
+def check_halves(objective: LocalObjective, aggregator: Aggregator) -> None:
     """Refuse an objective without the aggregator it speaks with, and the other way round."""
-    halves: tuple[tuple[SlotValue, SlotValue], ...] = ((rule, aggregator), (aggregator, rule))
+    halves: tuple[tuple[SlotValue, SlotValue], ...] = ((objective, aggregator), (aggregator, objective))
     for one, other in halves:
         if one.needs and one.needs != other.name:
             raise ConfigError(f'{one.slot} "{one.name}" needs {other.slot} = "{one.needs}", not "{other.name}".')
 
 
-def _slot(kind: type[SlotValue]) -> Any:
-    return Annotated[
-        kind,
-        BeforeValidator(kind.parse),
-        PlainSerializer(lambda value: value.as_dict(), when_used="json"),
-    ]
-
-
-ObjectiveSlot = _slot(LocalRule)
-AggregatorSlot = _slot(Aggregator)
-ServerSlot = _slot(ServerOptimizer)
-AfterSlot = _slot(AfterAggregate)
-LocalDataSlot = _slot(LocalData)
+# The types of fields that hold a value of a slot: read by its name, written with its own settings.
+ObjectiveSlot = Annotated[LocalObjective, BeforeValidator(LocalObjective.parse), SerializeAsAny()]
+AggregatorSlot = Annotated[Aggregator, BeforeValidator(Aggregator.parse), SerializeAsAny()]
+ServerSlot = Annotated[ServerOptimizer, BeforeValidator(ServerOptimizer.parse), SerializeAsAny()]
+PostAggregationSlot = Annotated[PostAggregation, BeforeValidator(PostAggregation.parse), SerializeAsAny()]
+LocalDataSlot = Annotated[LocalData, BeforeValidator(LocalData.parse), SerializeAsAny()]

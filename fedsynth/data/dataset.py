@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedsynth.errors import UserError
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -41,7 +43,7 @@ class Dataset:
 class ClientData:
     """What one client holds: disjoint train, validation and test parts.
 
-    `declared` is the number of training examples that the client tells as public; the true one, unless it says so.
+    `declared` is the number of training examples that the client declares as public; the true one, unless it says so.
     """
 
     train: Dataset
@@ -62,3 +64,11 @@ class Schema:
     shape: tuple[int, ...]
     classes: int
     class_names: tuple[str, ...] = ()
+
+    def require_images(self, smallest: int = 4) -> None:
+        """Refuse data that is not images of at least so many pixels a side."""
+        if len(self.shape) != 3 or min(self.shape[1:]) < smallest:
+            raise UserError(
+                f"This method needs images of at least {smallest}x{smallest} pixels, but an example of this data has "
+                f"shape {self.shape}; choose a method that makes no images, or give data.shape."
+            )

@@ -50,7 +50,7 @@ def check_trusted(where: Path, trusted: bool, *lists: Any, how: str = TRUST) -> 
     )
 
 
-def beside(plugins: Any, folder: Path) -> Any:
+def find_beside(plugins: Any, folder: Path) -> Any:
     """Plugins named in an experiment file are looked for beside that file, then in the current folder."""
     if not isinstance(plugins, list):
         return plugins
@@ -58,7 +58,7 @@ def beside(plugins: Any, folder: Path) -> Any:
 
 
 def _load(file: Path) -> None:
-    name = f"fedsynth_plugin_{file.stem}"
+    name = f"fedsynth_plugins.{file.stem}"  # its last part names the tasks that are in it
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ConfigError(f'plugins: "{file}" is not a Python file.')

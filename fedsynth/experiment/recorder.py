@@ -81,6 +81,11 @@ class Recorder:
         whole = None if vars(state).get("personal") else vars(state).get("model")
         return self._improved_or_stop(accuracy, fed.round, whole)
 
+    def step_done(self, fed: Federation, name: str) -> None:
+        """Show that a step of a phase is done; rounds alone are evaluated and have metrics."""
+        self.follow(fed)
+        self.progress.advance("")
+
     def show(self, fed: Federation, name: str, images: Tensor, labels: Tensor) -> None:
         """Keep pictures: one PNG to look at, and the numbers behind it."""
         folder = self.folder / "samples"

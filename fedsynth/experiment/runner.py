@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsynth.components.class_counts import told_counts
-from fedsynth.data.described import DescribedData, RunData
+from fedsynth.components.class_counts import count_classes
 from fedsynth.data.federated import FederatedData, load_federated
+from fedsynth.data.run_data import DescribedData, RunData
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.evaluation.results import Best, DataSummary, Evaluation, MetricsRow, RunSummary
 from fedsynth.evaluation.views import final_evaluation
-from fedsynth.experiment.config import Experiment, make_experiment, read_experiment
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import read_run_config
 from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
 from fedsynth.experiment.plugins import plugin_files
 from fedsynth.experiment.progress import Quiet, make_progress
@@ -40,6 +41,8 @@ from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
 from fedsynth.seeding import Secret
+
+MOST_EXAMPLES = 10**12  # of a class: more is a mistake or a lie, and would not add up in 64 bits
 
 
 @dataclass
@@ -216,9 +219,21 @@ def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, pat
     """
     if not isinstance(data, DescribedData) or not experiment.evaluation.class_counts:
         return data
-    known = data.with_counts(fed.once("class counts for the report", lambda: told_counts(fed)))
+    known = data.with_counts(fed.once("class counts for the report", lambda: report_counts(fed)))
     write_json(path / "manifest.json", known.manifest())
     return known
+
+
+def report_counts(fed: Federation) -> dict[str, list[int]]:
+    """The exact class counts of the clients that release them, where they can be right."""
+    replies = fed.broadcast(count_classes, quorum=0.0)
+    return {c: reply.counts.tolist() for c, reply in replies.items() if _credible(reply.counts, fed.schema.classes)}
+
+
+def _credible(counts: np.ndarray, classes: int) -> bool:
+    """Whether these are numbers of examples at all."""
+    whole = counts.shape == (classes,) and counts.dtype.kind in "iu"
+    return whole and bool(counts.min() >= 0) and bool(counts.max() <= MOST_EXAMPLES)
 
 
 def policy_of(experiment: Experiment) -> Policy:
@@ -278,9 +293,6 @@ def resume_run(
     path: Path, progress: bool | None = None, accept_code_change: bool = False, trust_plugins: bool = False
 ) -> RunResult:
     """Go on with a run from its folder. `trust_plugins`: the plug-ins that its config names may be executed."""
-    file = path / "config.json"
-    if not file.is_file():
-        raise ConfigError(f'"{path}" is not a run folder: it has no config.json.')
-    tables = read_experiment(file, trust_plugins)
+    tables = read_run_config(path, trust_plugins)
     check_same_code(path, plugin_files(tables.get("plugins") or ()), accept_code_change)  # before they are executed
     return run_experiment(make_experiment(tables), path, progress, accept_code_change)

@@ -6,13 +6,14 @@ from fedsynth.federation.methods import Outcome, method
 from fedsynth.federation.port import Failure
 from fedsynth.federation.replies import Relayed, Replies
 from fedsynth.federation.state import Policy, QuorumError, State
-from fedsynth.federation.tasks import Done, Reply, leaves, task
+from fedsynth.federation.tasks import Done, Message, Reply, leaves, task
 
 __all__ = [
     "Client",
     "Done",
     "Failure",
     "Federation",
+    "Message",
     "Outcome",
     "Policy",
     "QuorumError",

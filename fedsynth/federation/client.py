@@ -10,9 +10,11 @@ import numpy as np
 
 from fedsynth.data.dataset import ClientData, Schema
 from fedsynth.errors import FedsynthError
-from fedsynth.federation.payload import Sealed, encode
+from fedsynth.federation.payload import Fields, Sealed, encode
 from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import Reply, TaskError
+from fedsynth.learning.models import Classifier, ModelSpec, initial_model, instantiate
+from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.privacy import Budget, BudgetError, Guarantee, Spending, say_epsilon
 from fedsynth.seeding import Secret, generator, secret_generator
 
@@ -32,11 +34,11 @@ class PrivateState(MutableMapping[str, Any]):
 
     def __init__(self, store: StateStore, client: str, version: str | None) -> None:
         self._store, self._client, self._version = store, client, version
-        self._values: dict[str, Any] | None = None
+        self._values: Fields | None = None
         self.changed = False
         self.private_reads: set[str] = set()
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self) -> Fields:
         if self._values is None:
             self._values = self._store.read(self._client, self._version) if self._version else {}
         return self._values
@@ -130,6 +132,20 @@ class Client:
     def rng(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose of this client in this round (and turn); the same on every engine."""
         return generator(self.seed, purpose, *self.occasion)
+
+    def build(self, spec: ModelSpec, weights: Weights | None = None) -> Classifier:
+        """A network with these weights, on the client's device; without any, the one that everybody starts from."""
+        if weights is None:
+            return initial_model(self.seed, spec, self.schema).to(self.device)
+        return instantiate(spec, self.schema.shape, self.schema.classes, weights).to(self.device)
+
+    def initial_weights(self, spec: ModelSpec) -> Weights:
+        """The weights that everybody starts from."""
+        return weights_of(initial_model(self.seed, spec, self.schema))
+
+    def class_counts(self) -> np.ndarray:
+        """How many training examples of each class the client has; exact, so for its own use."""
+        return self.data.train.counts(self.schema.classes)
 
     def answers(self, task: str, fields: Mapping[str, Any]) -> None:
         """Say which request the noise is for. A task that wraps another says so for the one inside."""

@@ -15,7 +15,7 @@ import torch
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.client import Client, PrivateState
-from fedsynth.federation.payload import decode, encode, not_finite
+from fedsynth.federation.payload import Fields, decode, encode, not_finite
 from fedsynth.federation.port import POOLED, SERVER
 from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import TaskError, find_task
@@ -53,7 +53,7 @@ class Carried:
     that), and whether the task has looked at records or at what follows from them.
     """
 
-    answer: dict[str, Any]
+    answer: Fields
     keep: Callable[[], None] = lambda: None
     guarantees: Mapping[str, Guarantee] = field(default_factory=dict)
     looked: bool = True
@@ -82,14 +82,17 @@ class TaskHost:
             done = Carried(failure(error))
         return finished(done.answer, time.perf_counter() - started)
 
-    def carry_out(self, client_id: str, request: dict[str, Any]) -> Carried:
+    def carry_out(self, client_id: str, request: Fields) -> Carried:
         """Run the task of a request; an error becomes an answer that says so."""
         client: Client | None = None
         try:
             task = find_task(request["task"])
             client = self._client(client_id, request)
             client.answers(task.name, request["fields"])
-            with reproducible(derive(client.seed, "torch", task.name, *client.occasion)), measured_effort() as effort:
+            with (
+                reproducible(derive(client.seed, "torch", task.function.__name__, *client.occasion)),
+                measured_effort() as effort,
+            ):
                 reply = task.run(client, request["fields"])
             if reply is None or reply is not client.released or client.sealed is None:
                 raise TaskError(f'The task "{task.name}" returned something that did not go through client.release.')
@@ -109,7 +112,7 @@ class TaskHost:
         keep = (lambda: state.save(version, request["step"])) if version else (lambda: None)
         return Carried(answer, keep, client.guarantees, client.looked or bool(client.state.private_reads))
 
-    def _client(self, client_id: str, request: dict[str, Any]) -> Client:
+    def _client(self, client_id: str, request: Fields) -> Client:
         return Client(
             client_id,
             self._data_of(client_id),
@@ -132,13 +135,13 @@ class TaskHost:
         return ClientData(self.data.pooled("train"), self.data.pooled("validation"), self.data.pooled("test"))
 
 
-def failure(error: Exception) -> dict[str, Any]:
+def failure(error: Exception) -> Fields:
     """The answer of a task that failed."""
     trace = "".join(traceback.format_exception(error))
     return {"ok": False, "error": type(error).__name__, "message": str(error), "traceback": trace}
 
 
-def finished(answer: dict[str, Any], seconds: float) -> bytes:
+def finished(answer: Fields, seconds: float) -> bytes:
     """An answer as bytes, with the seconds that it took.
 
     That is a number of fixed width: the bytes of an answer are counted, and must be the same in every run.

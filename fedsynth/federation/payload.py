@@ -1,12 +1,14 @@
 """Values that may pass between server and clients, as bytes without pickle.
 
-A payload is a tree of dicts and lists with tensors, numpy arrays and plain JSON values at its leaves. It is written
-as one safetensors file: the tensors under readable names, the tree as JSON in the file's metadata. Reading it
-executes no code, and the same bytes serve the wire, the checkpoints and the private state of clients.
+A payload is a tree of pydantic models, dataclasses, dicts and lists with tensors, numpy arrays and plain JSON values at
+its leaves; it is read as dicts and lists, which a task's types turn into what they were. It is written as one
+safetensors file: the tensors under readable names, the tree as JSON in the file's metadata. Reading it executes no
+code, and the same bytes serve the wire, the checkpoints and the private state of clients.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import zlib
@@ -21,6 +23,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from fedsynth.errors import FedsynthError
+
+Fields = dict[str, Any]
+"""Named values of a payload."""
 
 TREE = "fedsynth"
 MARK = "$"
@@ -42,7 +47,7 @@ class Sealed:
         self.tensors: dict[str, torch.Tensor] = {}
         self.tree = _pack(fields, "", self.tensors)
 
-    def opened(self) -> dict[str, Any]:
+    def opened(self) -> Fields:
         """The fields."""
         return {name: _unpack(value, self.tensors) for name, value in self.tree.items()}
 
@@ -52,7 +57,7 @@ class PayloadError(FedsynthError):
 
 
 def encode(fields: Mapping[str, Any]) -> bytes:
-    """Serialise named fields. The result decodes to equal values, to the last bit."""
+    """Serialise named fields. The result decodes to equal values, bit-identical."""
     tensors: dict[str, torch.Tensor] = {}
     try:
         tree = _pack(fields, "", tensors)
@@ -62,7 +67,7 @@ def encode(fields: Mapping[str, Any]) -> bytes:
     return save_tensors(tensors, metadata={TREE: text})
 
 
-def decode(blob: bytes) -> dict[str, Any]:
+def decode(blob: bytes) -> Fields:
     """Read what `encode` wrote; a `PayloadError` for anything else."""
     try:
         tensors = load_tensors(blob)
@@ -86,7 +91,7 @@ def _json(tree: Any) -> str:
     return json.dumps(tree, separators=(",", ":"))
 
 
-def _checksum(tree: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+def _checksum(tree: Fields, tensors: Mapping[str, torch.Tensor]) -> str:
     """Against damage by disks and cables, not by people. Always eight digits: the bytes of a payload are counted."""
     total = zlib.crc32(_json(tree).encode())
     for name in sorted(tensors):
@@ -112,7 +117,9 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
             raise PayloadError(f'"{path}" is an array of {value.dtype}, which cannot be sent.') from error
         return {MARK: "array", "name": _store(tensor, path, tensors)}
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        value = value.model_dump()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = fields_of(value)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key == MARK:
@@ -123,6 +130,11 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     raise PayloadError(
         f'"{path}" is a {type(value).__name__}, which cannot be sent: use tensors, numbers, text, lists.'
     )
+
+
+def fields_of(value: Any) -> Fields:
+    """The fields of a dataclass by name, as they are."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _store(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
@@ -165,6 +177,10 @@ def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 def not_finite(value: Any, path: str = "") -> Iterator[str]:
     """Where in a tree of fields there are NaN or infinite numbers."""
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = fields_of(value)
     if isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:

@@ -23,6 +23,11 @@ class Failure:
     message: str
     traceback: str = ""
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may be answered later: the client could not be reached, and has not refused."""
+        return self.kind not in ("task error", "over budget", "not sent")
+
     def __str__(self) -> str:
         return f'client "{self.client}": {self.kind}: {self.message}'
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsynth.federation.payload import decode
+from fedsynth.federation.payload import Fields, decode
 from fedsynth.federation.port import Blob, Failure
 from fedsynth.federation.tasks import Task
 
@@ -18,11 +18,17 @@ class Replies(Mapping[str, Any]):
     model in memory, however many clients answered.
     """
 
-    def __init__(self, task: Task, blobs: dict[str, Blob], failures: dict[str, Failure]) -> None:
-        self._task, self._blobs, self.failures = task, blobs, failures
+    def __init__(self, task: Task, blobs: dict[str, Blob], failures: dict[str, Failure], order: Sequence[str]) -> None:
+        self._task, self.failures, self._order = task, failures, order
+        self._blobs = {client: blobs[client] for client in order if client in blobs}
 
     def __getitem__(self, client: str) -> Any:
         return self._task.read_reply(decode(self._blobs[client].read())["fields"])
+
+    def joined_by(self, later: Replies) -> Replies:
+        """These and what those who failed have answered when they were asked again, in the order of the first."""
+        failures = {client: f for client, f in (self.failures | later.failures).items() if client not in later}
+        return Replies(self._task, self._blobs | later._blobs, failures, self._order)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._blobs)
@@ -35,11 +41,11 @@ class Replies(Mapping[str, Any]):
 class Relayed:
     """A payload that went from client to client: where it has been and what it carries now."""
 
-    fields: dict[str, Any]
+    fields: Fields
     visited: list[str] = field(default_factory=list)
     failures: dict[str, Failure] = field(default_factory=dict)  # the last of each client
     tried: list[str] = field(default_factory=list)  # those who failed are among them
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each client, what is not handed on
+    reports: dict[str, Fields] = field(default_factory=dict)  # of each client, what is not handed on
 
     def arrive(self, client: str, replies: Replies, handed_on: Collection[str]) -> None:
         """Take what one client made of the payload, or note that it did not."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
+from pydantic import ConfigDict, create_model
 from torch import Tensor
 
 from fedsynth.errors import FedsynthError
@@ -24,11 +26,22 @@ class State:
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
 
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go back to what a checkpoint holds; entries that a subclass annotates get their types again."""
+        kinds = get_type_hints(type(self))
+        self.__dict__.update({n: typed(kinds[n], value) if n in kinds else value for n, value in values.items()})
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f'The state has no "{name}".')
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__[name] = value
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """What a payload has brought as dicts and lists, as the type that it was."""
+    holder = create_model("Kept", __config__=ConfigDict(arbitrary_types_allowed=True), value=(kind, ...))
+    return holder(value=value).value  # type: ignore[attr-defined]
 
 
 class Watcher(Protocol):
@@ -37,6 +50,10 @@ class Watcher(Protocol):
     def phase_started(self, name: str, rounds: int, done: int) -> None: ...
 
     def round_done(self, fed: Federation, name: str, state: State) -> bool: ...
+
+    def step_done(self, fed: Federation, name: str) -> None:
+        """A step of a phase is done."""
+        ...
 
     def show(self, fed: Federation, name: str, images: Tensor, labels: Tensor) -> None:
         """Keep pictures that the program wants people to see."""

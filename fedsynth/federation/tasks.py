@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from fedsynth.errors import FedsynthError, nearest
+from fedsynth.errors import FedsynthError, UserError, nearest
+from fedsynth.federation.payload import Fields
 
 if TYPE_CHECKING:
     from fedsynth.federation.trials import TrialMaker
@@ -26,10 +27,14 @@ class TaskError(FedsynthError):
     """A task that is not known, or fields that do not fit it."""
 
 
-class Reply(BaseModel):
-    """Base of what a task returns. Every field says, in its description, what leaves the client."""
+class Message(BaseModel):
+    """Base of what stands in requests and replies: typed fields, tensors among them, checked on arrival."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, frozen=True, extra="forbid")
+
+
+class Reply(Message):
+    """Base of what a task returns. Every field says, in its description, what leaves the client."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -38,7 +43,7 @@ class Reply(BaseModel):
             if not field.description:
                 raise TaskError(f"{cls.__name__}.{name} must say what leaves the client: use leaves('…').")
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """The fields by name, as they are (no copies)."""
         return {name: getattr(self, name) for name in type(self).model_fields}
 
@@ -60,18 +65,18 @@ class Task:
 
     def __init__(self, function: Callable[..., Reply]) -> None:
         self.function = function
-        self.name = function.__name__
+        self.name = qualified_name(function)
         self.make_trials: TrialMaker | None = None  # how what it claims is put to the test
         hints = typing.get_type_hints(function)
         self.reply_type: type[Reply] = hints.pop("return", Reply)
         if not (isinstance(self.reply_type, type) and issubclass(self.reply_type, Reply)):
             raise TaskError(f'The task "{self.name}" must be annotated to return a subclass of Reply.')
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        fields: dict[str, Any] = {
+        fields: Fields = {
             p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default) for p in parameters
         }
         config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
-        self.request_type: type[BaseModel] = create_model(f"{self.name}_request", __config__=config, **fields)
+        self.request_type: type[BaseModel] = create_model(f"{function.__name__}_request", __config__=config, **fields)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Reply:
         return self.function(*args, **kwargs)
@@ -92,6 +97,8 @@ class Task:
             return self.request_type(**fields)
         except ValidationError as error:
             raise TaskError(f'The request for task "{self.name}" does not fit it: {_first(error)}.') from None
+        except UserError as error:  # a value of a slot that is not known, or has other settings
+            raise TaskError(f'The request for task "{self.name}" does not fit it: {error}') from None
 
     def read_reply(self, fields: Mapping[str, Any]) -> Reply:
         """Check the fields of a reply."""
@@ -110,16 +117,20 @@ class Task:
         return {name: field.description or "" for name, field in self.reply_type.model_fields.items()}
 
 
+def qualified_name(function: Callable[..., Reply]) -> str:
+    """A task's name: its module, without the package and its room, and its function ("fedavg.train")."""
+    parts = function.__module__.split(".")
+    return ".".join([*(parts[2:] if parts[0] == "fedsynth" else parts[-1:]), function.__name__])
+
+
 def task(function: Callable[..., Reply]) -> Task:
-    """Register a function as a client task under its own name."""
-    made = Task(function)
-    known = _REGISTRY.get(made.name)
+    """Register a function as a client task under its qualified name."""
+    new = Task(function)
+    known = _REGISTRY.get(new.name)
     if known is not None and known.function.__module__ != function.__module__:
-        raise TaskError(
-            f'Two tasks are called "{made.name}": in {known.function.__module__} and {function.__module__}.'
-        )
-    _REGISTRY[made.name] = made
-    return made
+        raise TaskError(f'Two tasks are called "{new.name}": in {known.function.__module__} and {function.__module__}.')
+    _REGISTRY[new.name] = new
+    return new
 
 
 def all_tasks() -> list[Task]:

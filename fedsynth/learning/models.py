@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -19,6 +19,7 @@ from fedsynth.errors import ConfigError, UserError, nearest
 from fedsynth.learning.latent import Latent
 from fedsynth.learning.resnet import NormLayer, resnet18_body
 from fedsynth.learning.weights import check_match
+from fedsynth.seeding import derive
 
 Shape = tuple[int, ...]
 Norm = Literal["auto", "none", "batch", "group"]
@@ -97,6 +98,21 @@ def build_model(spec: ModelSpec, shape: Shape, classes: int, seed: int | None = 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**63)
         return build_model(spec, shape, classes)
+
+
+class Examples(Protocol):
+    """What is to be classified: the shape of an example, and the number of classes."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def classes(self) -> int: ...
+
+
+def initial_model(seed: int, spec: ModelSpec, schema: Examples) -> Classifier:
+    """The model that every method of this seed starts from, at the server and at every client."""
+    return build_model(spec, schema.shape, schema.classes, derive(seed, "model") % 2**63)
 
 
 def instantiate(spec: ModelSpec, shape: Shape, classes: int, weights: Mapping[str, Tensor]) -> Classifier:
@@ -278,9 +294,5 @@ def resnet18(spec: ModelSpec, shape: Shape) -> Body:
     if len(widths) != 4:
         raise ConfigError(f'model.channels of "resnet18" needs 4 numbers, one a stage, not {len(widths)}.')
     channels, _, _ = _require_image(spec, shape, smallest=4)
-    norm = _norm_layer(spec, "batch", nn.BatchNorm2d) or _no_norm
+    norm = _norm_layer(spec, "batch", nn.BatchNorm2d) or nn.Identity
     return resnet18_body(channels, widths, norm), widths[-1]
-
-
-def _no_norm(channels: int) -> nn.Module:
-    return nn.Identity()

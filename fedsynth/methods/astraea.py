@@ -1,10 +1,10 @@
 """Astraea (Duan et al. 2021, *Self-balancing federated learning with global imbalanced data in mobile systems*; as
-GANDALF compares with it, section 5.3.1): classes are balanced over the federation, then clients train in turn.
+GANDALF compares with it, section 5.3.1): classes are balanced over the federation, then clients train sequentially.
 
 (i) Z-score-based augmentation. The server adds up the class counts C of all clients; m and s are their mean and
 (sample) standard deviation over the classes, and z = (C − m) / s. A class with z < −1/T is rare, one with z > T common.
 Each is moved half way, in the geometric sense, to its threshold: from z to −√(|z|/T), or to √(zT). So clients grow
-their part of a rare class to (m − s·√(|z|/T)) / C times its size, by turned and shifted copies, and keep a random share
+their part of a rare class to (m − s·√(|z|/T)) / C times its size, by augmented copies, and keep a random share
 (m + s·√(zT)) / C of a common class, once, before training. T is 3 (with ten classes no z can reach it).
 
 (ii) Rescheduling. Clients are put greedily into groups whose classes together are nearly uniform. In a round the model
@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.class_counts import class_counts
-from fedsynth.components.grouping import balanced_groups
-from fedsynth.components.loop import loop_outcome
-from fedsynth.components.sequential import MediatedConfig, grouped_slots, mediated_loop
+from fedsynth.components.sequential import SequentialConfig, SequentialLoop
 from fedsynth.components.settings import PublishedForm
-from fedsynth.components.synthetic_store import KeptImages, keep_made
+from fedsynth.components.synthetic_data import KeptSamples
+from fedsynth.components.synthetic_samples import Samples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
-from fedsynth.methods.static_augmentation import StaticSettings, require_pictures
+from fedsynth.learning.grouping import balanced_groups
 from fedsynth.synthesis.static import Static, fill_classes
 
 
@@ -50,15 +50,16 @@ def class_ratios(counts: np.ndarray, threshold: float) -> np.ndarray:
 
 
 @task
-def balance_classes(client: Client, ratios: np.ndarray, how: dict[str, Any]) -> Done:
+def balance_classes(client: Client, ratios: np.ndarray, static: Static) -> Done:
     """Grow and shrink the client's part of every class by these ratios, and keep what comes of it."""
     x, y = client.data.train.tensors()
-    counts = client.data.train.counts(client.schema.classes)
+    counts = client.class_counts()
     more = np.rint(np.maximum(0, ratios - 1) * counts).astype(np.int64)
-    images, labels = fill_classes(x, y, more, client.rng("static"), Static(**how))
+    images, labels = fill_classes(x, y, more, client.rng("static"), static)
     own = rows_left(y.numpy(), np.rint(np.minimum(1, ratios) * counts).astype(np.int64), client.rng("downsample"))
     if len(labels) or len(own) < len(y):
-        keep_made(client, images, labels, own=torch.from_numpy(own) if len(own) < len(y) else None)
+        samples = Samples(images=images, labels=labels)
+        keep_samples(client, samples, own=torch.from_numpy(own) if len(own) < len(y) else None)
     return client.release(Done())
 
 
@@ -69,14 +70,14 @@ def rows_left(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) 
     return np.sort(np.concatenate(kept))
 
 
-class AstraeaConfig(StaticSettings, PublishedForm, MediatedConfig):
+class AstraeaConfig(CopySettings, PublishedForm, SequentialConfig):
     """Settings of Astraea."""
 
     published: ClassVar[dict[str, Any]] = {"flip": True, "order": "fixed"}
 
     search: ClassVar[dict[str, tuple[float, float]]] = {"threshold": (0.5, 5.0)}
 
-    augment: bool = Field(True, description="balance the classes; false: train in turn only")
+    augment: bool = Field(True, description="balance the classes; false: train sequentially only")
     threshold: float = Field(3.0, gt=0, description="T: classes with z above T shrink, below −1/T grow")
     counts_epsilon: float | None = Field(
         None, gt=0, description="ε of noise on the class counts, at privacy.delta; none given: exact, as published"
@@ -90,28 +91,28 @@ class AstraeaConfig(StaticSettings, PublishedForm, MediatedConfig):
     fedavg_when={"augment": False, "mediators": 10**6},
 )
 def astraea(fed: Federation, cfg: AstraeaConfig) -> Outcome:
-    """Classes are balanced by turned and shifted copies; in groups with an even mix clients train in turn."""
-    grouped_slots(fed, cfg, local_data=KeptImages())  # before anything leaves a client
+    """Classes are balanced by augmented copies; in groups with an even mix clients train sequentially."""
+    loop = SequentialLoop(fed, cfg, local_data=KeptSamples())
     if cfg.augment:
-        require_pictures(fed.schema)
+        fed.schema.require_images(1)
     counts = fed.once("count classes", lambda: class_counts(fed, cfg.counts_epsilon, cfg.privacy.delta))
     if cfg.augment:
-        fed.once("balance classes", lambda: balanced(fed, cfg, counts))
-    return loop_outcome(mediated_loop(fed, cfg, even_groups(fed, counts, cfg.mediators), local_data=KeptImages()))
+        fed.once("balance classes", lambda: balance(fed, cfg, counts))
+    return loop.run(even_groups(fed, counts, cfg.mediators))
 
 
-def balanced(fed: Federation, cfg: AstraeaConfig, counts: dict[str, np.ndarray]) -> dict[str, Any]:
+def balance(fed: Federation, cfg: AstraeaConfig, counts: dict[str, np.ndarray]) -> np.ndarray:
     """Tell all clients by how much each class is to change."""
     ratios = class_ratios(sum(counts.values(), np.zeros(fed.schema.classes)), cfg.threshold)
     if (ratios != 1).any():
-        fed.broadcast(balance_classes, ratios=ratios, how=vars(cfg.how()))
-    return {"ratios": ratios}
+        fed.broadcast(balance_classes, ratios=ratios, static=cfg.static_augmentation())
+    return ratios
 
 
 def even_groups(fed: Federation, counts: dict[str, np.ndarray], groups: int) -> list[list[str]]:
     """The clients in groups with a nearly uniform mix, the groups in the order of the clients.
 
-    Who has not told its classes counts as having none.
+    Who has not released its counts has none, so to speak.
     """
     none = np.zeros(fed.schema.classes)
     found = balanced_groups(np.stack([counts.get(client, none) for client in fed.clients]), groups)

@@ -14,7 +14,7 @@ part of G may hold examples of its own; they count twice there.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsynth.components.class_counts import class_counts
-from fedsynth.components.filling import split_exactly
-from fedsynth.components.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
-from fedsynth.components.synthetic_store import KeptImages, keep_made
+from fedsynth.components.loop import Loop, LoopConfig, federated_loop
+from fedsynth.components.synthetic_data import KeptSamples
+from fedsynth.components.synthetic_samples import Samples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
+from fedsynth.synthesis.class_balance import split_exactly
 
 EXPOSED = "Real training examples with their labels left the clients and went to other clients; nothing protects them."
 
@@ -47,9 +48,9 @@ def contribute(client: Client, wanted: np.ndarray) -> Contribution:
 
 
 @task
-def keep_shared(client: Client, images: Tensor, labels: Tensor) -> Done:
+def keep_shared(client: Client, samples: Samples) -> Done:
     """Keep a part of the shared set for the rounds to come."""
-    keep_made(client, images, labels, exact=True, public=True)
+    keep_samples(client, samples, exact=True, public=True)
     return client.release(Done())
 
 
@@ -65,33 +66,32 @@ class DataSharingConfig(LoopConfig):
 @method("data_sharing", config=DataSharingConfig, fedavg_when={"share": 0.0})
 def data_sharing(fed: Federation, cfg: DataSharingConfig) -> Outcome:
     """Clients give real examples to a shared set and train on a part of it beside their own."""
-    checked_slots(fed, cfg, local_data=KeptImages())  # before anything leaves a client
+    Loop(fed, cfg, local_data=KeptSamples())  # mistakes are found before anything leaves a client
     if cfg.share and cfg.part:
         fed.note(EXPOSED)
         fed.once("share data", lambda: exchange(fed, cfg))
-    return loop_outcome(federated_loop(fed, cfg, local_data=KeptImages()))
+    return federated_loop(fed, cfg, local_data=KeptSamples())
 
 
-def exchange(fed: Federation, cfg: DataSharingConfig) -> dict[str, Any]:
-    """Gather the shared set and hand everybody a random part of it."""
+def exchange(fed: Federation, cfg: DataSharingConfig) -> np.ndarray:
+    """Gather the shared set and hand everybody a random part of it; its size by class."""
     orders = ordered(class_counts(fed), cfg.share)
     sizes = sum(orders.values(), np.zeros(fed.schema.classes, dtype=np.int64))
     if not sizes.sum():
         fed.note("Nothing was shared: the shared set would have less than one example of each class.")
-        return {"shared": sizes}
+        return sizes
     if np.ptp(sizes):
         fed.note("The shared set is not uniform: some classes have too few examples for their share of it.")
     givers = {client: {"wanted": wanted} for client, wanted in orders.items() if wanted.any()}
     replies = fed.scatter(contribute, givers)
     if not replies:  # nobody could be reached
-        return {"shared": sizes}
-    images = torch.cat([reply.images for reply in replies.values()])
-    labels = torch.cat([reply.labels for reply in replies.values()])
-    count = round(cfg.part * len(labels))
-    rows = {c: torch.from_numpy(fed.rng(f"part of {c}").permutation(len(labels))[:count]) for c in fed.clients}
+        return sizes
+    shared = Samples.joined([Samples(**reply.fields()) for reply in replies.values()])
+    count = round(cfg.part * len(shared))
+    rows = {c: torch.from_numpy(fed.rng(f"part of {c}").permutation(len(shared))[:count]) for c in fed.clients}
     if count:
-        fed.scatter(keep_shared, {c: {"images": images[r], "labels": labels[r]} for c, r in rows.items()})
-    return {"shared": sizes}
+        fed.scatter(keep_shared, {client: {"samples": shared.rows(part)} for client, part in rows.items()})
+    return sizes
 
 
 def ordered(counts: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]:

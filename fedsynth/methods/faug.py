@@ -1,19 +1,19 @@
 """FAug with federated distillation (Jeong et al. 2018), "FAug-FD" in PFL-GAN's table 1: one model per client.
 
 FAug: every client sends a few of its real examples to the server, as seeds; the server trains a conditional GAN on all
-seeds together and sends its generator back; every client fills up the classes it has few of. Federated distillation:
+seeds together and sends its generator back; every client tops up the classes it has few of. Federated distillation:
 in every round clients send their mean scores for each class, and learn towards the mean of what the others sent.
 
 Deviations. The paper has clients send seeds of the classes they lack most, and some of others to hide which; here a
 client sends `seeds` of each class that it has, which says no more. The paper's server oversamples the seeds by a web
-search: here turned and shifted copies, at most two of each, take their place. A client fills up to its largest class.
+search: here augmented copies, at most two of each, take their place. A client tops up to its largest class.
 The distillation term is the squared distance of softmaxed scores (the paper: a cross-entropy with the same minimum).
-With weight 0 and no seeds it is `local` to the last bit. Real images leave clients, unprotected.
+With weight 0 and no seeds it is `local`, bit-identical. Real images leave clients, unprotected.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,17 +21,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsynth.components.ablations import draw_real_samples
+from fedsynth.components.personal_training import ALONE, train_further
 from fedsynth.components.settings import MethodConfig
-from fedsynth.components.synthetic_store import keep_made, made_by
-from fedsynth.federation import Client, Done, Federation, Outcome, Reply, State, leaves, method, task
-from fedsynth.learning.models import Classifier, ModelSpec, instantiate
+from fedsynth.components.synthetic_samples import Samples, as_bytes, keep_samples, train_examples
+from fedsynth.federation import Client, Done, Federation, Message, Outcome, Reply, State, leaves, method, task
+from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.learning.training import PLAIN, CrossEntropy, Objective
-from fedsynth.learning.weights import Weights
-from fedsynth.methods.feddpms.autoencoding import require_images
-from fedsynth.methods.pfl_gan.client_gans import GanSettings
+from fedsynth.learning.training import PLAIN, CrossEntropy
+from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanConfig, GanRequest
 from fedsynth.methods.pfl_gan.refining import refine_gan
-from fedsynth.methods.references import go_on_alone
+from fedsynth.synthesis.class_balance import shortage_to_largest
 from fedsynth.synthesis.gan import GanSpec, load_generator, make_images
 from fedsynth.synthesis.static import Static, fill_classes
 
@@ -47,11 +47,17 @@ class FaugConfig(MethodConfig):
     distillation: float = Field(0.1, ge=0, description="weight of the distillation term; 0: clients train apart")
 
 
-class Seeds(Reply):
-    """Real examples."""
+class ClassScores(Message):
+    """A client's mean scores of each class, and how many examples of it the client has."""
 
-    images: Tensor = leaves("real images", raw=True)
-    labels: Tensor = leaves("their labels", raw=True)
+    scores: Tensor
+    counts: Tensor
+
+
+class FaugState(State):
+    """What clients have sent of their scores."""
+
+    scores: dict[str, ClassScores]
 
 
 class Scores(Reply):
@@ -63,24 +69,16 @@ class Scores(Reply):
 
 
 @task
-def send_seeds(client: Client, per_class: int) -> Seeds:
-    """A few real examples of each class."""
-    rng, data = client.rng("seeds"), client.data.train
-    rows = [rng.permutation(np.flatnonzero(data.y == label))[:per_class] for label in range(client.schema.classes)]
-    images, labels = data.subset(np.concatenate(rows)).tensors()
-    return client.release(Seeds(images=images, labels=labels))
-
-
-@task
-def replenish(client: Client, generator: Weights, spec: GanSpec, classes: list[int]) -> Done:
-    """Fill every class that the generator knows up to the client's largest."""
-    counts = client.data.train.counts(client.schema.classes)
-    known = np.isin(np.arange(len(counts)), classes)
-    lacking = torch.from_numpy(np.where(known, counts.max() - counts, 0))
+def replenish(client: Client, gan: ClientGan, spec: GanSpec) -> Done:
+    """Top up every class that the generator knows to the client's largest."""
+    counts = client.class_counts()
+    known = np.isin(np.arange(len(counts)), gan.classes)
+    lacking = torch.from_numpy(np.where(known, shortage_to_largest(counts), 0))
     labels = torch.repeat_interleave(torch.arange(len(counts)), lacking)
     if len(labels):
-        net = load_generator(spec, client.schema.shape, client.schema.classes, generator)
-        keep_made(client, make_images(net, spec, labels, client.rng("replenish")), labels)
+        net = load_generator(spec, client.schema.shape, client.schema.classes, gan.generator)
+        images = make_images(net, spec, labels, client.rng("replenish"))
+        keep_samples(client, Samples(images=images, labels=labels))
     return client.release(Done())
 
 
@@ -89,15 +87,9 @@ def train_distilled(
     client: Client, spec: ModelSpec, training: LocalTraining, weight: float, targets: Tensor, known: Tensor
 ) -> Scores:
     """Train the client's own model, towards the others' mean scores where they are known; then send its own."""
-    x, y = client.data.train.tensors()
-    made = made_by(client)
-    if made is not None:
-        x, y = torch.cat([x, made[0].to(x)]), torch.cat([y, made[1]])
-
-    def objective(net: Classifier) -> Objective:
-        return Distilled(weight, targets, known) if weight and bool(known.any()) else PLAIN
-
-    loss = go_on_alone(client, spec, training, x, y, objective)
+    x, y = train_examples(client, *client.data.train.tensors())
+    objective = Distilled(weight, targets, known) if weight and bool(known.any()) else PLAIN
+    loss = train_further(client, spec, training, x, y, objective)
     scores, counts = mean_scores(client, spec)
     return client.release(Scores(loss=loss, scores=scores, counts=counts))
 
@@ -117,7 +109,7 @@ class Distilled(CrossEntropy):
 def mean_scores(client: Client, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """The mean softmaxed scores over the client's own examples of each class, and how many those are."""
     classes = client.schema.classes
-    net = instantiate(spec, client.schema.shape, classes, client.state["alone"]).eval()
+    net = client.build(spec, client.state[ALONE]).eval()
     x, y = client.data.train.tensors()
     with torch.inference_mode():
         each = torch.cat([net(batch).softmax(1) for batch in x.split(512)])
@@ -128,57 +120,50 @@ def mean_scores(client: Client, spec: ModelSpec) -> tuple[Tensor, Tensor]:
 
 @method("faug", config=FaugConfig, model="pfl_cnn")
 def faug(fed: Federation, cfg: FaugConfig) -> Outcome:
-    """A GAN of everybody's seed images fills up rare classes, and clients distil each other's mean scores."""
+    """A GAN of everybody's seed images tops up rare classes, and clients distil each other's mean scores."""
     if cfg.seeds:
-        require_images(fed.schema)
-        fed.once("augment", lambda: augmented(fed, cfg))
+        fed.schema.require_images()
+        fed.once("augment", lambda: augment(fed, cfg))
     classes = fed.schema.classes
-    state = State(model=None, personal="alone", told={})
+    state = FaugState(model=None, personal="alone", scores={})
     for index in fed.rounds("train", cfg.train.rounds, state):
-        orders = {}
+        common = {"spec": cfg.model, "training": cfg.train.local(index), "weight": cfg.distillation}
+        requests = {}
         for client in fed.clients:
-            targets, known = others_mean(state.told, client, classes)
-            orders[client] = {"targets": targets, "known": known, "weight": cfg.distillation, "spec": cfg.model}
-        replies = fed.scatter(
-            train_distilled, {c: {**o, "training": cfg.train.local(index)} for c, o in orders.items()}
-        )
-        state.told = state.told | {c: {"scores": r.scores, "counts": r.counts} for c, r in replies.items()}
+            targets, known = others_mean(state.scores, client, classes)
+            requests[client] = {**common, "targets": targets, "known": known}
+        replies = fed.scatter(train_distilled, requests)
+        state.scores = state.scores | {c: ClassScores(scores=r.scores, counts=r.counts) for c, r in replies.items()}
     return Outcome(None, personal="alone", no_global="every client has a model of its own")
 
 
-def augmented(fed: Federation, cfg: FaugConfig) -> dict[str, Any]:
-    """Gather seeds, train the GAN, have everybody fill up."""
+def augment(fed: Federation, cfg: FaugConfig) -> int:
+    """Gather seeds, train the GAN, have everybody top up; how many sent seeds."""
     fed.note("Real images left the clients as seeds of the server's GAN.")
-    replies = fed.broadcast(send_seeds, per_class=cfg.seeds)
+    replies = fed.broadcast(draw_real_samples, per_class=cfg.seeds, purpose="seeds")
     if not replies:
-        fed.note("Nobody could be reached for seeds: no images were made.")
-        return {}
+        fed.note("Nobody could be reached for seeds: no images were generated.")
+        return 0
     images = torch.cat([reply.images for reply in replies.values()])
     labels = torch.cat([reply.labels for reply in replies.values()])
     twice = 2 * np.bincount(labels.numpy(), minlength=fed.schema.classes)
     copies, of = fill_classes(images, labels, twice, fed.rng("copies"), Static())
     images, labels = torch.cat([images, copies]), torch.cat([labels, of])
-    how = GanSettings(gan_channels=cfg.gan_channels)
-    job = {
-        "images": (images.clamp(0, 1) * 255).round().to(torch.uint8),
-        "labels": labels,
-        "spec": how.gan_spec(),
-        "training": how.gan_training(),
-        "steps": cfg.gan_steps,
-        "name": "seeds",
-    }
-    weights = fed.compute(refine_gan, {"seeds": job})["seeds"].fields()["weights"]
-    known = sorted(set(labels.tolist()))
-    fed.broadcast(replenish, generator=weights, spec=how.gan_spec(), classes=known)
-    return {"seeds": len(replies)}
+    gan = GanConfig(gan_channels=cfg.gan_channels)
+    request = GanRequest(spec=gan.gan_spec(), training=gan.gan_training(), steps=cfg.gan_steps)
+    job = {"samples": Samples(images=as_bytes(images.clamp(0, 1)), labels=labels), "request": request, "name": "seeds"}
+    weights = fed.compute(refine_gan, {"seeds": job})["seeds"].weights
+    found = ClientGan(generator=weights, classes=sorted(set(labels.tolist())))
+    fed.broadcast(replenish, gan=found, spec=request.spec)
+    return len(replies)
 
 
-def others_mean(told: dict[str, dict[str, Tensor]], client: str, classes: int) -> tuple[Tensor, Tensor]:
+def others_mean(scores: dict[str, ClassScores], client: str, classes: int) -> tuple[Tensor, Tensor]:
     """The mean scores of each class over all other clients that have it, each alike; and which classes they have."""
-    others = [scores for other, scores in told.items() if other != client]
+    others = [own for other, own in scores.items() if other != client]
     if not others:
         return torch.zeros((classes, classes)), torch.zeros(classes, dtype=torch.bool)
-    has = torch.stack([scores["counts"] > 0 for scores in others]).to(torch.float32)
-    each = torch.stack([scores["scores"] for scores in others])
+    has = torch.stack([own.counts > 0 for own in others]).to(torch.float32)
+    each = torch.stack([own.scores for own in others])
     number = has.sum(0)
     return (each * has[:, :, None]).sum(0) / number.clamp(min=1)[:, None], number > 0

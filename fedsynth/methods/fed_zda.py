@@ -6,32 +6,34 @@ model and trains on them and its own. Fed-ZDAS (algorithm 3): the server makes a
 and tunes the average on their union. Both at once, or in turns, is the paper's future work.
 
 Deviations: Adam on the images, which the paper does not name (with SGD hardly any image is recognised). BatchNorm's
-stored statistics are kept free of made images (`keep_statistics`): a client measures them on its own examples after
-training, and the server's tuning leaves them alone. The paper does not say so; without it the images spoil the
-statistics of the average, at the clients more than they teach it. Nor does it say how many images are made or how long
+stored statistics are kept free of synthetic images (`keep_statistics`): a client measures them on its own examples
+after training, and the server's tuning leaves them alone. The paper does not say so; without it the images spoil the
+statistics of the average, at the clients more than they teach it. Nor does it say how many there are or how long
 the server tunes: settings. The claimed (0, δ)-privacy does not hold; what holds is that images are post-processing of
 weights that were shared anyway.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from fedsynth.components.ablations import real_images, stand_ins
-from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
+from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.components.schedule import NEVER, Scheduled
-from fedsynth.components.server_work import TuningSettings, invert_model, judge_images, tuned_at_server
-from fedsynth.components.slots import AfterAggregate, LocalData, Occasion
+from fedsynth.components.server_work import TuningSettings, classify_images, invert_model, tune_at_server
+from fedsynth.components.slot_methods import settings_of
+from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
+from fedsynth.components.synthetic_samples import Samples
 from fedsynth.federation import Client, Federation, Outcome, method
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.statistics import measure_batch_norm
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.feddpms.matching import even_shortage
+from fedsynth.synthesis.class_balance import even_shortage
 from fedsynth.synthesis.inversion import Inversion, invert, require_batch_norm
 
 NOTHING_MORE = (
@@ -45,7 +47,7 @@ UNPROTECTED = (
 
 
 class ZeroShotSettings(BaseModel):
-    """How images are made."""
+    """How images are synthesised."""
 
     per_class: int = Field(5, ge=1, description="images of each class that one model makes")
     amounts: Literal["balanced", "missing"] = Field(
@@ -54,14 +56,15 @@ class ZeroShotSettings(BaseModel):
     steps: int = Field(60, ge=0, description="optimisation steps for an image")
     image_lr: float = Field(0.1, gt=0, description="learning rate for the images")
     statistics: float = Field(1.0, gt=0, description="weight of the BatchNorm statistics (eq. 3)")
-    images: Literal["made", "noise", "real"] = Field(
-        "made", description="controls: noise or real images with the same labels in their place"
+    images: Literal["synthetic", "noise", "real"] = Field(
+        "synthetic", description="controls: noise or real images with the same labels in their place"
     )
     keep_statistics: bool = Field(
-        True, description="BatchNorm's stored statistics are those of the clients' own examples, not of made images"
+        True,
+        description="BatchNorm's stored statistics are those of the clients' own examples, not of synthetic images",
     )
 
-    def how(self) -> Inversion:
+    def inversion(self) -> Inversion:
         """The settings as the inversion wants them: images are not kept in any range, as published."""
         return Inversion(steps=self.steps, lr=self.image_lr, low=None, high=None, statistics=self.statistics)
 
@@ -70,19 +73,27 @@ class ZeroShotSettings(BaseModel):
         require_batch_norm(net)
 
 
+CONTROLS: Controls = {
+    "without synthesis": {"start_round": NEVER},
+    "noise": {"images": "noise"},
+    "real samples": {"images": "real"},
+}
+
+
+@method("fed_zdac", model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
 class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
-    """Fed-ZDAC: the client's own examples and images made from the received model."""
+    """Clients train on their own data and on images synthesised from the received model."""
 
     unprotected: ClassVar[str] = UNPROTECTED
 
-    def given(self, fed: Federation, memory: dict[str, Any]) -> dict[str, Any]:
+    def given(self, fed: Federation) -> Samples | None:
         fed.note(NOTHING_MORE)
-        return real_images(fed) if self.images == "real" else {}
+        return draw_from_all(fed) if self.images == "real" else None
 
     def examples(
-        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: dict[str, Any]
+        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
     ) -> tuple[Tensor, Tensor]:
-        counts = client.data.train.counts(client.schema.classes)
+        counts = client.class_counts()
         wanted = np.full(len(counts), self.per_class)
         if self.amounts == "missing":
             wanted = np.minimum(even_shortage(counts), self.per_class * len(counts))
@@ -91,56 +102,59 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
             return x, y
         drawn = client.rng("zero-shot").standard_normal((len(labels), *client.schema.shape))
         noise = torch.from_numpy(drawn).float()
-        made = stand_ins(self.images, labels, noise, given, client.rng("control"))
-        if made is None:
-            made = invert(net, noise.to(client.device), labels.to(client.device), self.how()).to(x.device)
-        return torch.cat([x, made]), torch.cat([y, labels])
+        images = stand_ins(self.images, labels, noise, given, client.rng("control"))
+        if images is None:
+            images = invert(net, noise.to(client.device), labels.to(client.device), self.inversion()).to(x.device)
+        return torch.cat([x, images]), torch.cat([y, labels])
 
-    def settle(self, client: Client, net: Classifier) -> None:
+    def restore(self, client: Client, net: Classifier) -> None:
         if self.keep_statistics:
             measure_batch_norm(net, client.data.train.tensors()[0])
 
 
-class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, AfterAggregate, name="zero_shot"):
-    """Fed-ZDAS: the average is tuned on images that were made from each received model."""
+@method("fed_zdas", model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0})
+class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, PostAggregation, name="zero_shot"):
+    """The server tunes the average on images synthesised from each received model."""
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.05, 1.0)}
 
     unprotected: ClassVar[str] = UNPROTECTED
 
-    def tuned(self, occasion: Occasion) -> Weights:
-        fed = occasion.fed
+    def tune(self, context: AggregationContext) -> Weights:
+        fed = context.fed
         fed.note(NOTHING_MORE)
         if self.tune_epochs == 0:
-            return occasion.model
-        images, labels = self.all_images(occasion)
-        training = self.tuning(occasion.training)
-        if not occasion.memory.get("pictured"):
+            return context.model
+        images, labels = self.all_images(context)
+        training = self.tuning(context.training)
+        if not context.memory.get("pictured"):
             fed.show("zero-shot", *first_of_each(images, labels, 10))
-            occasion.memory["pictured"] = True
-        return tuned_at_server(fed, occasion.model, occasion.spec, images, labels, training, self.keep_statistics)
+            context.memory["pictured"] = True
+        return tune_at_server(fed, context.model, context.spec, images, labels, training, self.keep_statistics)
 
-    def all_images(self, occasion: Occasion) -> tuple[Tensor, Tensor]:
+    def all_images(self, context: AggregationContext) -> tuple[Tensor, Tensor]:
         """A balanced set from each received model, all together."""
-        fed, classes = occasion.fed, occasion.fed.schema.classes
+        fed, classes = context.fed, context.fed.schema.classes
         labels = torch.arange(classes).repeat_interleave(self.per_class)
-        every = labels.repeat(len(occasion.received))
+        every = labels.repeat(len(context.received))
         rng = fed.rng("zero-shot control")
         noise = torch.from_numpy(rng.standard_normal((len(every), *fed.schema.shape))).float()
-        images = stand_ins(self.images, every, noise, real_images(fed) if self.images == "real" else {}, rng)
+        images = stand_ins(self.images, every, noise, draw_from_all(fed) if self.images == "real" else None, rng)
         if images is None:
-            common = {"spec": occasion.spec, "start": None, "labels": labels, "how": vars(self.how())}
-            done = fed.compute(invert_model, {c: {"model": w, **common} for c, w in occasion.received.items()})
-            images = torch.cat([done[client].images for client in occasion.received])  # type: ignore[attr-defined]
+            common = {"spec": context.spec, "start": None, "labels": labels, "inversion": self.inversion()}
+            done = fed.compute(invert_model, {c: {"model": w, **common} for c, w in context.received.items()})
+            images = torch.cat([done[client].images for client in context.received])
         if self.amounts == "missing":
-            kept = self.least_known(occasion, images, every)
+            kept = self.least_known(context, images, every)
             return images[kept], every[kept]
         return images, every
 
-    def least_known(self, occasion: Occasion, images: Tensor, labels: Tensor) -> Tensor:
+    def least_known(self, context: AggregationContext, images: Tensor, labels: Tensor) -> Tensor:
         """Which images to keep so that the classes the average recognises least have the most."""
-        asked = {"average": {"model": occasion.model, "spec": occasion.spec, "images": images}}
-        said = occasion.fed.compute(judge_images, asked)["average"].probabilities  # type: ignore[attr-defined]
+        asked = {"average": {"model": context.model, "spec": context.spec, "images": images}}
+        said = context.fed.compute(classify_images, asked)["average"].probabilities
         doubt = 1 - said.gather(1, labels[:, None]).squeeze(1)
-        per_class = torch.stack([doubt[labels == c].mean() for c in range(occasion.fed.schema.classes)])
+        per_class = torch.stack([doubt[labels == c].mean() for c in range(context.fed.schema.classes)])
         share = per_class / per_class.max().clamp_min(1e-6)
         return torch.cat([spread(torch.nonzero(labels == c)[:, 0], float(share[c])) for c in range(len(share))])
 
@@ -157,53 +171,14 @@ def first_of_each(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, T
     return images[rows], labels[rows]
 
 
-CONTROLS: dict[str, dict[str, Any]] = {
-    "without synthesis": {"start_round": NEVER},
-    "noise": {"images": "noise"},
-    "real samples": {"images": "real"},
-}
-CLIENT_KEYS = set(ZeroShotData.model_fields)
-SERVER_KEYS = set(ZeroShotTuning.model_fields)
-
-
-class ZdacConfig(ZeroShotSettings, Scheduled, LoopConfig):
-    """Settings of Fed-ZDAC."""
-
-
-class ZdasConfig(ZeroShotSettings, TuningSettings, Scheduled, LoopConfig):
-    """Settings of Fed-ZDAS."""
+class ZdaConfig(ZeroShotSettings, TuningSettings, Scheduled, LoopConfig):
+    """Settings of both together."""
 
     search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.05, 1.0)}
-
-
-class ZdaConfig(ZdasConfig):
-    """Settings of both together."""
 
     turns: Literal["both", "alternate"] = Field(
         "both", description="clients and server in every round, or in turns (clients first)"
     )
-
-
-def at_clients(cfg: ZdacConfig | ZdaConfig, **changes: Any) -> ZeroShotData:
-    """The clients' half of these settings."""
-    return ZeroShotData(**{name: getattr(cfg, name) for name in CLIENT_KEYS} | changes)
-
-
-def at_server(cfg: ZdasConfig, **changes: Any) -> ZeroShotTuning:
-    """The server's half of these settings."""
-    return ZeroShotTuning(**{name: getattr(cfg, name) for name in SERVER_KEYS} | changes)
-
-
-@method("fed_zdac", config=ZdacConfig, model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
-def fed_zdac(fed: Federation, cfg: ZdacConfig) -> Outcome:
-    """Clients train on their own data and on images made from the received model."""
-    return loop_outcome(federated_loop(fed, cfg, local_data=at_clients(cfg)))
-
-
-@method("fed_zdas", config=ZdasConfig, model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0})
-def fed_zdas(fed: Federation, cfg: ZdasConfig) -> Outcome:
-    """The server tunes the average on images made from each received model."""
-    return loop_outcome(federated_loop(fed, cfg, after=at_server(cfg)))
 
 
 @method("fed_zda", config=ZdaConfig, model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
@@ -211,5 +186,6 @@ def fed_zda(fed: Federation, cfg: ZdaConfig) -> Outcome:
     """Images from models at clients and at the server, together or in turns."""
     turn = {"every": 2 * cfg.every} if cfg.turns == "alternate" else {}
     later = {"offset": cfg.offset + cfg.every} if cfg.turns == "alternate" else {}
-    local_data, after = at_clients(cfg, **turn), at_server(cfg, **turn, **later)
-    return loop_outcome(federated_loop(fed, cfg, local_data=local_data, after=after))
+    local_data = ZeroShotData(**settings_of(cfg, ZeroShotData) | turn)
+    tuning = ZeroShotTuning(**settings_of(cfg, ZeroShotTuning) | turn | later)
+    return federated_loop(fed, cfg, local_data=local_data, post_aggregation=tuning)

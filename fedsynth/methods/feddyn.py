@@ -14,65 +14,54 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.components.slots import Aggregator, LocalRule, Setting, Visit
-from fedsynth.federation import Federation, Outcome, method
+from fedsynth.components.slots import Aggregator, LocalContext, LocalObjective, Memory, RoundInfo
+from fedsynth.federation import method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.objectives import Dynamic
 from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights
 
 
-class DynamicRule(LocalRule, name="dynamic"):
+class DynamicObjective(LocalObjective, name="dynamic"):
     """The regularised objective; the linear term is the client's own and stays with it."""
 
     unprotected: ClassVar[str] = "its clients and server remember the same changes, which protection makes differ"
 
     alpha: float = Field(0.01, gt=0, description="strength of the regulariser")
 
-    def begin(self, visit: Visit) -> Objective:
-        return Dynamic(visit.net, visit.received, _linear(visit), self.alpha)
+    def begin(self, local: LocalContext) -> Objective:
+        return Dynamic(local.net, local.received, _linear(local), self.alpha)
 
-    def finish(self, visit: Visit, fit: FitResult) -> dict[str, Any]:
-        now = {name: p.detach().cpu() for name, p in visit.net.named_parameters()}
-        visit.client.state["linear"] = {
-            name: h_i - self.alpha * (now[name] - visit.received[name]) for name, h_i in _linear(visit).items()
+    def finish(self, local: LocalContext, fit: FitResult) -> Weights:
+        now = {name: p.detach().cpu() for name, p in local.net.named_parameters()}
+        local.client.state["linear"] = {
+            name: h_i - self.alpha * (now[name] - local.received[name]) for name, h_i in _linear(local).items()
         }
         return {}
 
 
-def _linear(visit: Visit) -> Weights:
-    zero = {name: torch.zeros_like(visit.received[name]) for name, _ in visit.net.named_parameters()}
-    linear: Weights = visit.client.state.get("linear", zero)
+def _linear(local: LocalContext) -> Weights:
+    zero = {name: torch.zeros_like(local.received[name]) for name, _ in local.net.named_parameters()}
+    linear: Weights = local.client.state.get("linear", zero)
     return linear
 
 
+@method("feddyn", objective=DynamicObjective)
 class DynamicServer(Aggregator, name="feddyn"):
-    """The plain mean, corrected by the server's own linear term."""
+    """Dynamic regularisation: local optima are drawn to the global one."""
 
-    unprotected: ClassVar[str] = DynamicRule.unprotected
-
-    alpha: float = Field(0.01, gt=0, description="strength of the regulariser; the same as the clients'")
-
-    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
-        mean = weighted_mean((reply.model, 1) for reply in replies.values())
-        h = memory.setdefault("h", {name: torch.zeros_like(model[name]) for name in sorted(setting.trained)})
-        share = len(replies) / setting.clients
-        for name in h:
-            h[name] = h[name] - self.alpha * share * (mean[name] - model[name])
-        return mean | {name: mean[name] - h[name] / self.alpha for name in h}
-
-
-class FedDynConfig(LoopConfig):
-    """FedDyn's setting."""
+    # The plain mean, corrected by the server's own linear term.
 
     search: ClassVar[dict[str, tuple[float, float]]] = {"alpha": (1e-3, 1.0)}
 
+    unprotected: ClassVar[str] = DynamicObjective.unprotected
+
     alpha: float = Field(0.01, gt=0, description="strength of the regulariser (the paper tries .001, .01, .1)")
 
-
-@method("feddyn", config=FedDynConfig)
-def feddyn(fed: Federation, cfg: FedDynConfig) -> Outcome:
-    """Dynamic regularisation: local optima are drawn to the global one."""
-    state = federated_loop(fed, cfg, objective=DynamicRule(alpha=cfg.alpha), aggregator=DynamicServer(alpha=cfg.alpha))
-    return loop_outcome(state)
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
+        mean = weighted_mean((reply.model, 1) for reply in replies.values())
+        h = memory.setdefault("h", {name: torch.zeros_like(model[name]) for name in sorted(info.trained)})
+        share = len(replies) / info.clients
+        for name in h:
+            h[name] = h[name] - self.alpha * share * (mean[name] - model[name])
+        return mean | {name: mean[name] - h[name] / self.alpha for name in h}

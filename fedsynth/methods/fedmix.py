@@ -11,15 +11,15 @@ one image sends none. The averages are real images blended, released without pro
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsynth.components.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
-from fedsynth.components.slots import LocalRule, Visit
+from fedsynth.components.loop import Loop, LoopConfig, federated_loop
+from fedsynth.components.slots import LocalContext, LocalObjective
 from fedsynth.errors import UserError
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.learning.objectives import MeanMixup
@@ -62,16 +62,16 @@ def keep_averages(client: Client, images: Tensor, labels: Tensor) -> Done:
     return client.release(Done())
 
 
-class MixupRule(LocalRule, name="mean_mixup"):
+class MixupObjective(LocalObjective, name="mean_mixup"):
     """Mix with the kept averages; a client that missed them trains as in FedAvg."""
 
     ratio: float = Field(0.05, ge=0, lt=1, description="mixup ratio λ")
 
-    def begin(self, visit: Visit) -> Objective:
-        kept = visit.client.state.get("averages")
+    def begin(self, local: LocalContext) -> Objective:
+        kept = local.client.state.get("averages")
         if kept is None or len(kept["images"]) == 0 or self.ratio == 0:
             return CrossEntropy()
-        return MeanMixup(kept["images"], kept["labels"], self.ratio, visit.client.rng("mixup"))
+        return MeanMixup(kept["images"], kept["labels"], self.ratio, local.client.rng("mixup"))
 
 
 class FedMixConfig(LoopConfig):
@@ -87,24 +87,23 @@ class FedMixConfig(LoopConfig):
 @method("fedmix", config=FedMixConfig, fedavg_when={"ratio": 0.0})
 def fedmix(fed: Federation, cfg: FedMixConfig) -> Outcome:
     """Mixup with averaged images that clients exchange once."""
-    rule = MixupRule(ratio=cfg.ratio)
-    checked_slots(fed, cfg, objective=rule)  # before anything leaves a client
+    objective = MixupObjective(ratio=cfg.ratio)
+    Loop(fed, cfg, objective=objective)  # mistakes are found before anything leaves a client
     fed.once("exchange averages", lambda: exchange(fed, cfg))
-    state = federated_loop(fed, cfg, objective=rule)
-    return loop_outcome(state)
+    return federated_loop(fed, cfg, objective=objective)
 
 
-def exchange(fed: Federation, cfg: FedMixConfig) -> dict[str, Any]:
-    """Gather the clients' averages and hand a bounded collection of them to everybody."""
+def exchange(fed: Federation, cfg: FedMixConfig) -> int:
+    """Gather the clients' averages and hand a bounded collection of them to everybody; how many those are."""
     replies = fed.broadcast(average_images, mean_of=cfg.mean_of)
     if not replies:
         fed.note("Nobody could be reached to exchange averages: clients train as in FedAvg.")
-        return {"averages": 0}
+        return 0
     images = torch.cat([reply.images for reply in replies.values()])
     labels = torch.cat([reply.labels for reply in replies.values()])
     if len(images) == 0:
         fed.note("No client has two images to average: clients train as in FedAvg.")
-        return {"averages": 0}
+        return 0
     rows = torch.from_numpy(fed.rng("averages").permutation(len(images))[: cfg.limit])
     fed.broadcast(keep_averages, images=images[rows], labels=labels[rows])
-    return {"averages": len(rows)}
+    return len(rows)

@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.components.slots import Aggregator, Setting
-from fedsynth.federation import Federation, Outcome, method
+from fedsynth.components.slots import Aggregator, Memory, RoundInfo
+from fedsynth.federation import method
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.weights import Weights
 
@@ -27,18 +26,19 @@ def effective_steps(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
+@method("fednova")
 class NormalisedMean(Aggregator, name="fednova"):
-    """Average of changes per effective step, times the mean number of effective steps."""
+    """Averaging that is fair to clients with different numbers of local steps."""
 
     unprotected: ClassVar[str] = "it needs the numbers of steps that clients send beside the weights"
 
-    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
         mean = weighted_mean((reply.model, reply.examples) for reply in replies.values())
         examples = {client: reply.examples for client, reply in replies.items()}
-        lengths = {client: effective_steps(reply.steps, setting.momentum) for client, reply in replies.items()}
+        lengths = {client: effective_steps(reply.steps, info.training.momentum) for client, reply in replies.items()}
         total = sum(examples.values())
         tau_eff = sum(examples[c] / total * lengths[c] for c in replies)
-        moved = {name: model[name].to(torch.float64, copy=True) for name in setting.trained}
+        moved = {name: model[name].to(torch.float64, copy=True) for name in info.trained}
         for client, reply in replies.items():
             if lengths[client] == 0:
                 continue
@@ -46,14 +46,3 @@ class NormalisedMean(Aggregator, name="fednova"):
             for name, entry in moved.items():
                 entry.sub_(model[name].double() - reply.model[name].double(), alpha=scale)
         return mean | {name: entry.to(model[name].dtype) for name, entry in moved.items()}
-
-
-class FedNovaConfig(LoopConfig):
-    """FedNova has no settings of its own."""
-
-
-@method("fednova", config=FedNovaConfig)
-def fednova(fed: Federation, cfg: FedNovaConfig) -> Outcome:
-    """Averaging that is fair to clients with different numbers of local steps."""
-    state = federated_loop(fed, cfg, aggregator=NormalisedMean())
-    return loop_outcome(state)

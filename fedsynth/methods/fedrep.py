@@ -9,46 +9,36 @@ BatchNorm's running statistics belong to the body; they follow the data in both 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.components.slots import LocalRule, Visit
-from fedsynth.federation import Federation, Outcome, method
+from fedsynth.components.slots import Kept, LocalContext, LocalObjective
+from fedsynth.federation import method
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective, fit
+from fedsynth.learning.weights import Weights
 
 
-class HeadFirst(LocalRule, name="head_first"):
-    """Train the head on the received body, then the body under that head."""
+@method("fedrep")
+class HeadFirst(LocalObjective, name="head_first"):
+    """A shared body, averaged, and a head for each client: trained in turn."""
+
+    keeps: ClassVar[Kept] = "head"
 
     unprotected: ClassVar[str] = "its heads are trained apart from the update"
 
     head_epochs: int = Field(5, ge=0, description="epochs of the head before the body's, in each round")
 
-    def begin(self, visit: Visit) -> Objective:
-        client, net = visit.client, visit.net
+    def begin(self, local: LocalContext) -> Objective:
+        client, net = local.client, local.net
         x, y = client.data.train.tensors()
         net.body.requires_grad_(False)
-        training = visit.training.model_copy(update={"epochs": self.head_epochs})
+        training = local.training.model_copy(update={"epochs": self.head_epochs})
         fit(net, x, y, training, client.rng("batches"))
         net.body.requires_grad_(True)
         net.head.requires_grad_(False)
         return CrossEntropy()
 
-    def finish(self, visit: Visit, fit: FitResult) -> dict[str, Any]:
-        visit.net.head.requires_grad_(True)
+    def finish(self, local: LocalContext, fit: FitResult) -> Weights:
+        local.net.head.requires_grad_(True)
         return {}
-
-
-class FedRepConfig(LoopConfig):
-    """FedRep's setting."""
-
-    head_epochs: int = Field(5, ge=0, description="epochs of the head before the body's, in each round")
-
-
-@method("fedrep", config=FedRepConfig)
-def fedrep(fed: Federation, cfg: FedRepConfig) -> Outcome:
-    """A shared body, averaged, and a head for each client: trained in turn."""
-    state = federated_loop(fed, cfg, keeps="head", objective=HeadFirst(head_epochs=cfg.head_epochs))
-    return loop_outcome(state)

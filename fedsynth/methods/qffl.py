@@ -4,7 +4,7 @@ With F_k the loss of the received model at client k, L = 1/η and Δ_k = L (w �
 w ← w − Σ F_k^q Δ_k / Σ (q F_k^(q−1) ‖Δ_k‖² + L F_k^q).
 
 Deviations: the paper samples clients in proportion to their sizes p_k and does not weigh them again; here sampling is
-uniform and every sum carries p_k, which is the same objective and makes q = 0 FedAvg to the last bit. BatchNorm
+uniform and every sum carries p_k, which is the same objective and makes q = 0 FedAvg, bit-identical. BatchNorm
 statistics are averaged by examples.
 """
 
@@ -15,11 +15,11 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field
 
-from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
-from fedsynth.components.slots import Aggregator, LocalRule, Setting, Visit
-from fedsynth.federation import Federation, Outcome, method
+from fedsynth.components.slots import Aggregator, LocalContext, LocalObjective, Memory, RoundInfo
+from fedsynth.federation import method
 from fedsynth.learning.aggregators import only, squared_distance, weighted_mean
 from fedsynth.learning.training import FitResult, evaluate
 from fedsynth.learning.weights import Weights, load_weights
@@ -27,52 +27,43 @@ from fedsynth.learning.weights import Weights, load_weights
 SMALLEST_LOSS = 1e-10  # as in the authors' code: a loss of zero must not divide
 
 
-class ReportLoss(LocalRule, name="report_loss"):
+class ReportLoss(LocalObjective, name="report_loss"):
     """Plain training; the loss of the received model is reported."""
 
     unprotected: ClassVar[str] = "its clients send their loss beside the weights"
 
-    def finish(self, visit: Visit, fit: FitResult) -> dict[str, Any]:
-        net = copy.deepcopy(visit.net)
-        load_weights(net, visit.received)
-        x, y = visit.client.data.train.tensors()
-        return {"loss_before": evaluate(net, x, y, visit.client.schema.classes).loss / max(1, len(y))}
+    def finish(self, local: LocalContext, fit: FitResult) -> Weights:
+        net = copy.deepcopy(local.net)
+        load_weights(net, local.received)
+        x, y = local.client.data.train.tensors()
+        loss = evaluate(net, x, y, local.client.schema.classes).loss / max(1, len(y))
+        return {"loss_before": torch.tensor(loss, dtype=torch.float64)}
 
 
+@method("qffl", fedavg_when={"q": 0.0}, objective=ReportLoss)
 class FairMean(Aggregator, name="qffl"):
-    """The q-weighted step, written as a weighted mean of the old model and the clients'."""
+    """Fair averaging: clients with a larger loss weigh more."""
+
+    # The q-weighted step, written as a weighted mean of the old model and the clients'.
+
+    search: ClassVar[dict[str, tuple[float, float]]] = {"q": (0.01, 5.0)}
 
     needs: ClassVar[str] = "report_loss"
     unprotected: ClassVar[str] = "it needs the loss that clients send beside the weights"
 
     q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
 
-    def combine(self, model: Weights, replies: Mapping[str, Any], memory: dict[str, Any], setting: Setting) -> Weights:
+    def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
         shares: dict[str, float] = {}
         divisor = 0.0
         for client, reply in replies.items():
-            loss = max(reply.extra["loss_before"], SMALLEST_LOSS)
+            loss = max(float(reply.extra["loss_before"]), SMALLEST_LOSS)
             # Everything is divided by L: Δ_k/L = w − w_k, and ‖Δ_k‖²/L = L ‖w − w_k‖².
-            length = squared_distance(model, reply.model, sorted(setting.trained)) / setting.lr
+            length = squared_distance(model, reply.model, sorted(info.trained)) / info.training.lr
             shares[client] = reply.examples * loss**self.q
             divisor += reply.examples * (self.q * loss ** (self.q - 1) * length + loss**self.q)
-        old = {name: model[name] for name in setting.trained}
+        old = {name: model[name] for name in info.trained}
         parts = [(old, divisor - sum(shares.values()))] if self.q > 0 else []
-        stream = ((only(reply.model, setting.trained), shares[client]) for client, reply in replies.items())
+        stream = ((only(reply.model, info.trained), shares[client]) for client, reply in replies.items())
         moved = weighted_mean(itertools.chain(parts, stream), total=divisor)
         return weighted_mean((reply.model, reply.examples) for reply in replies.values()) | moved
-
-
-class QfflConfig(LoopConfig):
-    """q-FFL's setting."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"q": (0.01, 5.0)}
-
-    q: float = Field(0.1, ge=0, description="fairness: 0 is FedAvg, larger is more uniform")
-
-
-@method("qffl", config=QfflConfig, fedavg_when={"q": 0.0})
-def qffl(fed: Federation, cfg: QfflConfig) -> Outcome:
-    """Fair averaging: clients with a larger loss weigh more."""
-    state = federated_loop(fed, cfg, objective=ReportLoss(), aggregator=FairMean(q=cfg.q))
-    return loop_outcome(state)

@@ -6,23 +6,26 @@ upper bound that a federation cannot have: it exists in simulations only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsynth.components.loop import LoopConfig, federated_loop, own_weights, start_weights, train
+from fedsynth.components.local_training import own_weights
+from fedsynth.components.loop import LoopConfig, federated_loop
+from fedsynth.components.personal_training import alone_weights, train_further
 from fedsynth.components.settings import MethodConfig
-from fedsynth.components.slots import Plain
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
+from fedsynth.federation.payload import Fields
 from fedsynth.federation.personal import personal
-from fedsynth.learning.models import Classifier, ModelSpec, instantiate
+from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
-from fedsynth.learning.training import PLAIN, Objective, fit
+from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, weights_of
+from fedsynth.methods.fedavg import train
 
 
 class Loss(Reply):
@@ -38,23 +41,7 @@ def train_alone(client: Client, spec: ModelSpec, training: LocalTraining, balanc
     if balanced:
         rows = balanced_rows(client.data.train.y, client.rng("resample"))
         x, y = x[rows], y[rows]
-    return client.release(Loss(loss=go_on_alone(client, spec, training, x, y)))
-
-
-def go_on_alone(
-    client: Client,
-    spec: ModelSpec,
-    training: LocalTraining,
-    x: Tensor,
-    y: Tensor,
-    objective: Callable[[Classifier], Objective] = lambda net: PLAIN,
-) -> float:
-    """Train the model that the client keeps to itself on these examples; the mean loss."""
-    start = client.state.get("alone") or start_weights(client.seed, spec, client.schema)
-    net = instantiate(spec, client.schema.shape, client.schema.classes, start).to(client.device)
-    result = fit(net, x, y, training, client.rng("batches"), objective(net))
-    client.state["alone"] = weights_of(net)
-    return result.loss
+    return client.release(Loss(loss=train_further(client, spec, training, x, y)))
 
 
 def balanced_rows(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
@@ -70,16 +57,15 @@ def balanced_rows(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
 
 
 @personal("alone")
-def alone(client: Client, model: Weights, spec: ModelSpec, settings: dict[str, Any]) -> Weights:
+def alone(client: Client, model: Weights, spec: ModelSpec, settings: object) -> Weights:
     """The model a client trained by itself; the start model if it never did."""
-    return client.state.get("alone") or start_weights(client.seed, spec, client.schema)
+    return alone_weights(client, spec)
 
 
 @personal("finetuned")
-def finetuned(client: Client, model: Weights, spec: ModelSpec, settings: dict[str, Any]) -> Weights:
+def finetuned(client: Client, model: Weights, spec: ModelSpec, settings: Fields) -> Weights:
     """The global model (with what the client keeps to itself), trained a little more on the client's own data."""
-    start = own_weights(client, model, spec)
-    net = instantiate(spec, client.schema.shape, client.schema.classes, start).to(client.device)
+    net = client.build(spec, own_weights(client, model, spec))
     x, y = client.data.train.tensors()
     fit(net, x, y, LocalTraining(**settings), client.rng("finetune"))
     return weights_of(net)
@@ -101,10 +87,6 @@ class FinetuneConfig(LoopConfig):
     epochs: int = Field(2, ge=0, description="epochs of fine-tuning at each client, after the last round")
 
 
-class CentralisedConfig(MethodConfig):
-    """Training on pooled data has no settings of its own."""
-
-
 @method("local", config=LocalConfig)
 def local(fed: Federation, cfg: LocalConfig) -> Outcome:
     """Each client alone: no federation, one model per client."""
@@ -118,28 +100,18 @@ def local(fed: Federation, cfg: LocalConfig) -> Outcome:
 @method("finetune", config=FinetuneConfig, fedavg_when={})
 def finetune(fed: Federation, cfg: FinetuneConfig) -> Outcome:
     """FedAvg, then every client fine-tunes the global model for itself."""
-    state = federated_loop(fed, cfg)
+    outcome = federated_loop(fed, cfg)
     training = cfg.train.local(max(1, cfg.train.rounds)).model_copy(update={"epochs": cfg.epochs})
-    return Outcome(
-        state.model, personal="finetuned", personal_settings=training.model_dump(), no_global=state.no_global
-    )
+    return replace(outcome, personal="finetuned", personal_settings=training.model_dump())
 
 
-@method("centralised", config=CentralisedConfig)
-def centralised(fed: Federation, cfg: CentralisedConfig) -> Outcome:
+@method("centralised", config=MethodConfig)
+def centralised(fed: Federation, cfg: MethodConfig) -> Outcome:
     """All data in one place: the upper bound, in simulations only."""
-    state = State(model=start_weights(fed.seed, cfg.model, fed.schema))
+    state = State(model=fed.initial_weights(cfg.model))
     for index in fed.rounds("train", cfg.train.rounds, state):
-        replies = fed.broadcast(
-            train,
-            to=[fed.pooled()],
-            model=state.model,
-            spec=cfg.model,
-            training=cfg.train.local(index),
-            rule=Plain().as_dict(),
-            keeps="nothing",
-            sent={},
-        )
+        training = cfg.train.local(index)
+        replies = fed.broadcast(train, to=[fed.pooled()], model=state.model, spec=cfg.model, training=training)
         for reply in replies.values():
             state.model = reply.model
     return Outcome(state.model)

@@ -4,45 +4,23 @@ few of, once before training.
 Deviations: the paper doubles the six minority classes of clients that have four large and six small ones. Here the
 minority classes of a client are those with fewer examples than the mean over the classes it has, which are the same six
 there. Images are not mirrored unless `flip` says so (`form = "published"` does): a mirrored letter or digit is another
-one, or none. The paper does not say how far images are turned and shifted.
+one, or none. The paper does not say how far images are rotated and shifted.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from fedsynth.components.loop import LoopConfig, checked_slots, federated_loop, loop_outcome
+from fedsynth.components.augmented_copies import CopySettings
+from fedsynth.components.loop import Loop, LoopConfig, federated_loop
 from fedsynth.components.settings import PublishedForm
-from fedsynth.components.synthetic_store import KeptImages, keep_made
-from fedsynth.data.dataset import Schema
-from fedsynth.errors import UserError
+from fedsynth.components.synthetic_data import KeptSamples
+from fedsynth.components.synthetic_samples import Samples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
 from fedsynth.synthesis.static import MOST, Static, fill_classes
-
-
-class StaticSettings(BaseModel):
-    """How images are moved about."""
-
-    rotate: float = Field(15.0, ge=0, le=180, description="largest angle, in degrees, to either side")
-    shift: float = Field(0.1, ge=0, le=0.5, description="largest shift, as a share of width and height")
-    flip: bool = Field(False, description="mirror every other copy; makes nonsense of digits and letters")
-    padding: Literal["edge", "zero"] = Field("edge", description="what moves in from outside: the edge's pixels, or 0")
-
-    def how(self) -> Static:
-        """The settings as the making of copies wants them."""
-        return Static(self.rotate, self.shift, self.flip, self.padding)
-
-
-def require_pictures(schema: Schema) -> None:
-    """Only images can be turned and shifted."""
-    if len(schema.shape) != 3:
-        raise UserError(
-            f"Static augmentation turns and shifts images, but an example of this data has shape {schema.shape}; "
-            "choose another method, or give data.shape."
-        )
 
 
 def minority_classes(counts: np.ndarray) -> np.ndarray:
@@ -52,18 +30,18 @@ def minority_classes(counts: np.ndarray) -> np.ndarray:
 
 
 @task
-def augment_minorities(client: Client, copies: int, how: dict[str, Any]) -> Done:
+def augment_minorities(client: Client, copies: int, static: Static) -> Done:
     """Make so many copies of every image of the client's minority classes, and keep them."""
     x, y = client.data.train.tensors()
-    counts = client.data.train.counts(client.schema.classes)
+    counts = client.class_counts()
     wanted = np.where(minority_classes(counts), copies * counts, 0)
-    images, labels = fill_classes(x, y, wanted, client.rng("static"), Static(**how))
+    images, labels = fill_classes(x, y, wanted, client.rng("static"), static)
     if len(labels):
-        keep_made(client, images, labels)
+        keep_samples(client, Samples(images=images, labels=labels))
     return client.release(Done())
 
 
-class StaticConfig(StaticSettings, PublishedForm, LoopConfig):
+class StaticConfig(CopySettings, PublishedForm, LoopConfig):
     """Settings of static augmentation."""
 
     published: ClassVar[dict[str, Any]] = {"flip": True}
@@ -73,15 +51,10 @@ class StaticConfig(StaticSettings, PublishedForm, LoopConfig):
 
 @method("static_augmentation", config=StaticConfig, fedavg_when={"copies": 0})
 def static_augmentation(fed: Federation, cfg: StaticConfig) -> Outcome:
-    """Clients double the classes they have few of by turned and shifted copies, then FedAvg."""
-    checked_slots(fed, cfg, local_data=KeptImages())
+    """Clients double the classes they have few of by augmented copies, then FedAvg."""
+    Loop(fed, cfg, local_data=KeptSamples())
     if cfg.copies:
-        require_pictures(fed.schema)
-        fed.once("augment", lambda: augmented(fed, cfg))
-    return loop_outcome(federated_loop(fed, cfg, local_data=KeptImages()))
-
-
-def augmented(fed: Federation, cfg: StaticConfig) -> dict[str, Any]:
-    """Have all clients make their copies."""
-    replies = fed.broadcast(augment_minorities, copies=cfg.copies, how=vars(cfg.how()))
-    return {"clients": len(replies)}
+        fed.schema.require_images(1)
+        static = cfg.static_augmentation()
+        fed.once("augment", lambda: len(fed.broadcast(augment_minorities, copies=cfg.copies, static=static)))
+    return federated_loop(fed, cfg, local_data=KeptSamples())

@@ -18,8 +18,8 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file
 
 from fedsynth.errors import ConfigError, FedsynthError, UserError
@@ -30,7 +30,7 @@ from fedsynth.experiment.progress import Quiet, make_progress
 from fedsynth.experiment.recorder import read_metrics
 from fedsynth.experiment.runner import RunResult, choose_device
 from fedsynth.federation.store import write_json
-from fedsynth.network.follow import Follower
+from fedsynth.network.follow import End, Follower, end_file
 
 PAUSE = 0.5  # seconds between two looks at the run folder
 ASK_FLOWER = 60.0  # seconds between two questions to the SuperLink whether the run is still there
@@ -91,40 +91,53 @@ def run_over_network(
 def _carry_out(flower: Flower, path: Path, shown: Quiet) -> None:
     """Start the server program and follow it to its end."""
     attempt = uuid.uuid4().hex[:12]
-    ended = path / f".ended-{attempt}.json"
+    ended = end_file(path, attempt)
     follower = Follower(path / "progress.jsonl", shown)
     (path / "progress.jsonl").unlink(missing_ok=True)
     run = flower.start(path, attempt)
     try:
-        outcome = _followed(flower, run, ended, follower)
+        end = _follow(flower, run, ended, follower)
     except KeyboardInterrupt:
         flower.call("stop", str(run))
         raise
     finally:
         follower.look()
         ended.unlink(missing_ok=True)
-    if not outcome["ok"]:
-        raise (UserError if outcome["mistake"] else FedsynthError)(outcome["message"])
+    if not end.ok:
+        raise (UserError if end.mistake else FedsynthError)(end.message)
 
 
-def _followed(flower: Flower, run: int, ended: Path, follower: Follower) -> dict[str, Any]:
+def _follow(flower: Flower, run: int, ended: Path, follower: Follower) -> End:
+    """Show progress until the server program has left word of its end, or the SuperLink says that it is gone."""
     asked = time.monotonic()
     while True:
         follower.look()
         if ended.is_file():
-            outcome: dict[str, Any] = json.loads(ended.read_text(encoding="utf-8"))
-            return outcome
+            return End.read(ended)
         if time.monotonic() - asked > ASK_FLOWER:
             status = flower.status(run)
             if status.startswith("finished") and not ended.is_file():
                 message = f"The server program ended without a word ({status})."
-                return {
-                    "ok": False,
-                    "mistake": False,
-                    "message": f'{message} "fedsynth resume {ended.parent}" goes on.',
-                }
+                return End(False, message=f'{message} "fedsynth resume {ended.parent}" goes on.')
             asked = time.monotonic()
         time.sleep(PAUSE)
+
+
+class FlowerRun(BaseModel):
+    """A run in the answer of a command of Flower's."""
+
+    status: str = ""
+
+
+class FlowerAnswer(BaseModel):
+    """What we read of the answer of a command of Flower's."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    success: bool = False
+    error: str = Field("no reason given", alias="error-message")
+    run: int = Field(0, alias="run-id")
+    runs: list[FlowerRun] | None = None
 
 
 class Flower:
@@ -135,7 +148,7 @@ class Flower:
         command = Path(sys.executable).with_name("flwr")
         self.command = str(command) if command.is_file() else "flwr"
 
-    def call(self, *words: str) -> dict[str, Any]:
+    def call(self, *words: str) -> FlowerAnswer:
         """What a command answers; its exit code says nothing, so `success` in its answer is read."""
         env = {**os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
         env |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1"}
@@ -143,14 +156,13 @@ class Flower:
         try:
             done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=COMMAND, check=False)
         except subprocess.TimeoutExpired:
-            return {"success": False, "error-message": f"no answer within {COMMAND:g} s"}
+            return FlowerAnswer(error=f"no answer within {COMMAND:g} s")
         start = done.stdout.find("{")
         try:
-            answer: dict[str, Any] = json.loads(done.stdout[start:])
-        except ValueError:
+            return FlowerAnswer.model_validate_json(done.stdout[start:])
+        except ValidationError:
             said = (done.stderr or done.stdout).strip().splitlines()
-            return {"success": False, "error-message": said[-1] if said else "no answer"}
-        return answer
+            return FlowerAnswer(error=said[-1] if said else "no answer")
 
     def start(self, folder: Path, attempt: str) -> int:
         """Start the server program for a run folder; the number of the Flower run."""
@@ -160,15 +172,14 @@ class Flower:
         (app / "LICENSE").write_text("Apache-2.0\n", encoding="utf-8")
         config = f"folder={json.dumps(str(folder))} attempt={json.dumps(attempt)}"
         answer = self.call("run", str(app), "--run-config", config)
-        if not answer.get("success"):
-            raise UserError(f"The SuperLink did not start the run: {answer.get('error-message', 'no reason given')}.")
-        return int(answer["run-id"])
+        if not answer.success:
+            raise UserError(f"The SuperLink did not start the run: {answer.error}.")
+        return answer.run
 
     def status(self, run: int) -> str:
         """The state of a Flower run, such as "running" or "finished:failed"; empty when it cannot be asked."""
-        answer = self.call("list", "--run-id", str(run))
-        runs = answer.get("runs") or [{}]
-        return str(runs[0].get("status", ""))
+        runs = self.call("list", "--run-id", str(run)).runs
+        return runs[0].status if runs else ""
 
 
 @contextmanager

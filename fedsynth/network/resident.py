@@ -13,11 +13,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from fedsynth.engines.worker import die_with_parent
+from fedsynth.engines.pool import die_with_parent
 from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.network.door import receive, send
 from fedsynth.network.site import Site
@@ -55,12 +56,13 @@ def serve_site(config: SiteConfig, going: Callable[[], bool] = lambda: True) -> 
 
 
 def _answer_in_a_copy(site: Site, caller: socket.socket, listener: socket.socket) -> None:
+    parent = os.getpid()
     if os.fork():
         return
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        die_with_parent()
+        die_with_parent(parent)
         listener.close()
         caller.setblocking(True)
         header, body = receive(caller, site.policy.largest_request + 1)
@@ -110,7 +112,8 @@ class Node:
 
     def _started(self) -> subprocess.Popen[bytes]:
         self.began = time.monotonic()
-        return subprocess.Popen(self.command, env=self.env, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL)
+        dying = partial(die_with_parent, os.getpid())
+        return subprocess.Popen(self.command, env=self.env, preexec_fn=dying, stdin=subprocess.DEVNULL)
 
 
 def start_site(config: SiteConfig, superlink: str | None, port: int) -> None:

@@ -1,9 +1,9 @@
 """Mechanisms and their honest accounting. ε is never shown without its unit, adjacency and δ."""
 
-from fedsynth.privacy.accounting import epsilon, epsilon_bound, rdp_epsilon, sampled_gaussian_noise
+from fedsynth.privacy.accounting import epsilon, epsilon_bound, sampled_gaussian_noise
 from fedsynth.privacy.budget import Budget, BudgetError, Spending, say_epsilon
 from fedsynth.privacy.config import PrivacyConfig
-from fedsynth.privacy.gaussian import compose, gaussian_delta, gaussian_epsilon, gaussian_sigma
+from fedsynth.privacy.gaussian import compose, gaussian_epsilon, gaussian_sigma
 from fedsynth.privacy.guarantee import (
     DiscreteGaussianEvent,
     Event,
@@ -34,11 +34,9 @@ __all__ = [
     "compose",
     "epsilon",
     "epsilon_bound",
-    "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_sigma",
     "ledger_words",
-    "rdp_epsilon",
     "sampled_gaussian_noise",
     "say_epsilon",
 ]

@@ -29,7 +29,7 @@ _SCOPE: TypeAdapter[Scope] = TypeAdapter(Scope)
 
 
 class BudgetError(FedsynthError):
-    """A release that would bring a client past its privacy budget; nothing of it has left the client."""
+    """A release that would bring a client past its privacy budget; nothing of it was sent."""
 
 
 class Spending:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from fedsynth.privacy.budget import say_epsilon
 from fedsynth.privacy.rows import LedgerRow
 
+NUMBER_PUBLIC = "the number of examples, which is taken as public: it decides sampling rate and divisor; who takes part"
 EVERY_UPDATE = "which sees every clipped update"  # what a guarantee against all but the server leaves out
 MASKED = "secure aggregation"  # begins the mechanism of what the server sees as a sum alone
 ASK_NOBODY = "With evaluation.clients = 0 and evaluation.final_clients = 0 it asks no client and sends nothing."

@@ -25,7 +25,8 @@ from fedsynth.evaluation.quality import (
     trained_on_these_only,
 )
 from fedsynth.evaluation.results import Measure, OwnGan, Quality
-from fedsynth.experiment.config import make_experiment, read_experiment
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.files import read_experiment
 from fedsynth.experiment.folder import check_same_split
 from fedsynth.experiment.runner import load_data
 from fedsynth.federation.store import write_json

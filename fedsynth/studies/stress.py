@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.evaluation.results import StressRow
-from fedsynth.experiment.config import Experiment, make_experiment, override
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import override
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.report.csv_files import write_csv
 from fedsynth.report.plots import plot_stress
-from fedsynth.studies.work import Work, summary_of
-
-TROUBLES = {
-    "dropout": "faults.dropout",
-    "late": "faults.late",
-    "label-noise": "data.label_noise",
-    "byzantine": "faults.byzantine",
-}
-"""What can be made worse, and the setting that does it."""
-SHARES = (0.0, 0.1, 0.2, 0.4)
+from fedsynth.studies.defaults import SHARES, TROUBLES
+from fedsynth.studies.work import QUIETLY, Work, summary_of
 
 
 @dataclass(frozen=True)
@@ -46,8 +39,7 @@ def stress_methods(
     shares: Sequence[float] = SHARES,
     seeds: int = 1,
     name: str = "stress",
-    say: Callable[[str], None] = lambda text: None,
-    jobs: int | None = None,
+    work: Work = QUIETLY,
 ) -> Strained:
     """Run every method under every trouble and share; a table and a picture."""
     for trouble in troubles:
@@ -68,7 +60,7 @@ def stress_methods(
     check_setting(first, load_data(first))
     path.mkdir(parents=True, exist_ok=True)
     distinct = {str(experiment.name): experiment for experiment in runs.values()}  # no trouble is the same for all
-    Work(False, say, jobs).do(list(distinct.items()))
+    work.do(list(distinct.items()))
     rows = []
     for method in methods:
         for trouble in troubles:

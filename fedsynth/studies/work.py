@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.engines.local import choose_workers
+from fedsynth.engines.pool import Pool
+from fedsynth.errors import FedsynthError, UserError
 from fedsynth.evaluation.results import RunSummary, TuningResult
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.runner import choose_device, run_experiment
 from fedsynth.report.csv_files import read_rows
-from fedsynth.studies.processes import side_by_side
 from fedsynth.studies.tuning import tune
 
 
@@ -22,9 +24,9 @@ from fedsynth.studies.tuning import tune
 class Work:
     """How to go about it: `jobs` pieces side by side; None takes a run per core where that can be done."""
 
-    progress: bool | None
-    say: Callable[[str], None]
-    jobs: int | None
+    progress: bool | None = False
+    say: Callable[[str], None] = lambda text: None
+    jobs: int | None = None
 
     def do(self, runs: Sequence[tuple[str, Experiment]]) -> None:
         """Carry out the runs that are not complete."""
@@ -54,6 +56,9 @@ class Work:
         if self.jobs is not None:
             return self.jobs if cores else 1  # where processes cannot be forked, one after the other
         return max(1, cores) if engine.workers is None and engine.name == "local" else 1
+
+
+QUIETLY = Work()
 
 
 def complete(experiment: Experiment, progress: bool | None) -> RunSummary:
@@ -91,3 +96,18 @@ def own_accuracies(path: Path, summary: RunSummary) -> dict[str, float]:
 
 def _file(experiment: Experiment) -> Path:
     return experiment.runs / str(experiment.name) / "summary.json"
+
+
+def side_by_side(pieces: Sequence[tuple[str, Callable[[], object]]], jobs: int, say: Callable[[str], None]) -> None:
+    """Do named pieces of work, each in a process of its own; the first failure ends the others and is raised."""
+    pool = Pool[int](lambda place: pieces[place][1](), jobs, fresh=True)
+    try:
+        for done, ended in enumerate(pool.carry_out(deque(range(len(pieces)))), 1):
+            name = pieces[ended.job][0]
+            if ended.how == "died":
+                raise FedsynthError(f"{name}: its process ended without a word ({ended.why}).")
+            if ended.how != "done":
+                raise (UserError if ended.mistake else FedsynthError)(f"{name}: {ended.why}")
+            say(f"[{done}/{len(pieces)}] {name}")
+    finally:
+        pool.close()

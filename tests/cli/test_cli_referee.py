@@ -14,8 +14,8 @@ from fedsynth.errors import FedsynthError, UserError
 from fedsynth.evaluation.results import ClientScores, RunSummary
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.federation.methods import all_methods, find_method
-from fedsynth.studies.processes import side_by_side
 from fedsynth.studies.tuning import search_space, tune
+from fedsynth.studies.work import side_by_side
 
 METHODS = ("--methods", "fedavg,fedprox", "--seeds", "2", "--no-references")
 

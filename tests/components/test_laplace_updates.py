@@ -78,7 +78,7 @@ def test_points_come_from_what_was_sent(digits: FederatedData, run_method: RunMe
     few = {"steps": 2, "tune_epochs": 1}
     common = {"model": SMALL["cnn"], **TINY}
     done = run_method("agg_enhance", digits, settings=noisy(0.02, **few), **common)
-    [made, _] = [ask for ask in done.asks if ask.task == "invert_model"]
+    [made, _] = [ask for ask in done.asks if ask.name == "invert_model"]
     for client, reply in done.rounds()[0].replies.items():
         assert same_bits(made.requests["@" + client]["fields"]["model"], reply["model"])
     secure = run_method("agg_enhance", digits, settings=noisy(0.02, secure=True, **few), **common)

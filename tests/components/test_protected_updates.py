@@ -10,11 +10,6 @@ import numpy as np
 import pytest
 import torch
 from federations import SMALL, Ask, Finished, farthest, same_bits, some_clients
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-import fedsynth
-from fedsynth.components.settings import MethodConfig, TrainConfig
 from fedsynth.components.update_privacy import (
     CONSTANTS,
     Protection,
@@ -22,6 +17,11 @@ from fedsynth.components.update_privacy import (
     protected_update,
     with_server_noise,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedsynth
+from fedsynth.components.settings import MethodConfig, TrainConfig
 from fedsynth.data.federated import FederatedData
 from fedsynth.federation import Federation, Outcome
 from fedsynth.federation.methods import find_method
@@ -209,7 +209,7 @@ def test_fedmix_shows_its_exchange_as_unprotected(digits: FederatedData, run_met
         "fedmix", digits, model=SMALL["mlp"], settings=protected(updates="clipped")
     ).fed.participation.ledger
     [total] = [row for row in ledger.rows(DELTA) if row.kind == "total"]
-    assert "average_images.images" in total.not_covered
+    assert "fedmix.average_images.images" in total.not_covered
     assert "no finite ε" in ledger.words(DELTA)[-2]
 
 

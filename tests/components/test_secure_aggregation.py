@@ -124,7 +124,7 @@ def test_batch_norm_is_averaged_and_its_counters_are_rounded(run_method: RunMeth
     floats = {name: entry for name, entry in plain.model.items() if name not in counters}
     assert counters
     assert farthest(floats, secure.model) <= STEP
-    sent = next(ask for ask in plain.asks if ask.task == "train")
+    sent = next(ask for ask in plain.asks if ask.name == "train")
     for name in counters:
         values = [int(reply["model"][name]) for reply in sent.replies.values()]
         assert secure.model[name].dtype == plain.model[name].dtype
@@ -143,8 +143,8 @@ def test_what_stays_at_the_clients_is_no_part_of_the_sum(run_method: RunMethod, 
 def test_the_server_sees_no_update(run_method: RunMethod, five: Clients) -> None:
     plain = run_method("fedavg", five, model=SMALL["mlp"], rounds=1)
     secure = run_method("fedavg", five, model=SMALL["mlp"], rounds=1, settings=SECURE)
-    assert [ask.task for ask in secure.asks] == STAGES
-    (masked,) = [ask for ask in secure.asks if ask.task == "train_masked"]
+    assert [ask.name for ask in secure.asks] == STAGES
+    (masked,) = [ask for ask in secure.asks if ask.name == "train_masked"]
     for client, reply in masked.replies.items():
         assert set(reply) == {"masked"}
         sent = reply["masked"].numpy()
@@ -154,7 +154,7 @@ def test_the_server_sees_no_update(run_method: RunMethod, five: Clients) -> None
         assert (sent.view(np.int64) != bare).all()
         high = sent >> np.uint64(56)
         assert len(np.unique(high)) > 60  # of plain numbers this byte is 0 or 255
-    secret = {tuple(ask.replies) for ask in secure.asks if ask.task != "train_masked"}
+    secret = {tuple(ask.replies) for ask in secure.asks if ask.name != "train_masked"}
     assert secret == {tuple("abcde")}
     for ask in secure.asks:
         for answer in ask.answers.values():
@@ -170,7 +170,7 @@ def leaf(value: Any) -> list[Any]:
 def test_the_ledger_says_what_it_is_and_what_not(run_method: RunMethod, five: Clients) -> None:
     fed = run_method("fedavg", five, model=SMALL["mlp"], rounds=1, settings=SECURE).fed
     rows = {row.release: row for row in fed.participation.ledger.rows(1e-5)}
-    row = rows["train_masked.masked"]
+    row = rows["secure_updates.train_masked.masked"]
     assert row.mechanism == "secure aggregation among 5 clients"
     assert row.proven == "none"
     assert "the sum, which the server learns" in row.not_covered
@@ -307,7 +307,7 @@ def test_a_client_refuses_what_would_give_somebody_away(
 def test_a_client_opens_a_sum_once(run_method: RunMethod, five: Clients) -> None:
     done = run_method("fedavg", five, model=SMALL["mlp"], settings=SECURE, rounds=1)
     assert "secure sum" not in done.state("a")  # there is no secret left to ask for
-    (asked,) = [ask for ask in done.asks if ask.task == "open_sum"]
+    (asked,) = [ask for ask in done.asks if ask.name == "open_sum"]
     request = asked.requests["a"] | {"states": {"a": done.fed._versions["a"]}}
     host = TaskHost(five, done.store)
     answer = decode(host.handle("a", encode(request)))
@@ -317,7 +317,7 @@ def test_a_client_opens_a_sum_once(run_method: RunMethod, five: Clients) -> None
 
 def test_masks_are_not_used_twice(run_method: RunMethod, five: Clients) -> None:
     done = run_method("fedavg", five, model=SMALL["mlp"], settings=SECURE, rounds=1)
-    (asked,) = [ask for ask in done.asks if ask.task == "train_masked"]
+    (asked,) = [ask for ask in done.asks if ask.name == "train_masked"]
     version = asked.answers["a"]["state"]
     answer = decode(TaskHost(five, done.store).handle("a", encode(asked.requests["a"] | {"states": {"a": version}})))
     assert "masks are not used twice" in answer["message"]
@@ -373,13 +373,13 @@ def test_scores_of_interior_points_are_seen_as_a_sum_only(run_method: RunMethod,
     plain = run_method("agg_enhance", digits, model=SMALL["cnn"], settings=POINTS, rounds=2)
     secure = run_method("agg_enhance", digits, model=SMALL["cnn"], settings=POINTS | SECURE, rounds=2)
     assert farthest(plain.model, secure.model) < 1e-4
-    tasks = [ask.task for ask in secure.asks if not ask.task.startswith("tune")]
+    tasks = [ask.name for ask in secure.asks if not ask.name.startswith("tune")]
     sums = [*STAGES, "make_candidates", *STAGES[:2], "score_masked", STAGES[3]]
     assert tasks == sums * 2
     notes = " ".join(secure.fed.participation.notes)
     assert "a release beside the updates, which secure aggregation does not cover" in notes
     assert "opinions" not in notes
-    one = next(ask for ask in secure.asks if ask.task == "score_masked")
+    one = next(ask for ask in secure.asks if ask.name == "score_masked")
     assert all(set(reply) == {"masked"} for reply in one.replies.values())
 
 

@@ -76,13 +76,13 @@ def test_every_method_refuses_it_or_keeps_to_it() -> None:
     built_in = [m for m in all_methods() if m.program.__module__.startswith("fedsynth.")]
     by_slots = {"scaffold", "fednova", "qffl", "feddyn", "median", "krum", "trimmed_mean"}
     by_slots |= {"agg_enhance", "fed_zdas", "fed_zda"}  # see above
-    assert {m.name for m in built_in if not m.config.needs_single} == {*ALLOWED, *by_slots}
+    assert {m.name for m in built_in if not m.config.requires_individual_updates} == {*ALLOWED, *by_slots}
 
 
 @pytest.mark.parametrize("method", ALLOWED)
 def test_no_single_update_leaves_in_any_method_that_allows_it(method: str, run_method: RunMethod, digits: Any) -> None:
     done = run_method(method, digits, model=SMALL["zda_cnn"], settings=QUICK.get(method, {}) | SECURE, rounds=1)
-    tasks = [ask.task for ask in done.asks]
+    tasks = [ask.name for ask in done.asks]
     assert "train_masked" in tasks
     assert "train" not in tasks
 

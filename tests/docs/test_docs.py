@@ -22,7 +22,8 @@ import fedsynth
 from fedsynth.audit.trials import put_to_the_test
 from fedsynth.cli.app import app
 from fedsynth.data.dataset import Schema
-from fedsynth.experiment.config import make_experiment, override
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.files import override
 from fedsynth.federation.methods import all_methods
 from fedsynth.federation.tasks import all_tasks
 from fedsynth.network.policy import SitePolicy

@@ -21,12 +21,14 @@ from fedsynth.report.tables import summary_lines
 from fedsynth.seeding import generator
 
 METHOD = '''
+import torch
+
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
 from fedsynth.learning.models import ModelSpec, build_model, instantiate
 from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.components.settings import MethodConfig
 from fedsynth.privacy import Guarantee
-from fedsynth.privacy.dpsgd import dp_fit
+from fedsynth.privacy.dpsgd import DpSgdTraining, dp_fit
 
 
 class PrivateConfig(MethodConfig):
@@ -43,7 +45,8 @@ class Learned(Reply):
 def learn_privately(client: Client, model: Weights, spec: ModelSpec, noise: float) -> Learned:
     net = instantiate(spec, client.schema.shape, client.schema.classes, model)
     x, y = client.data.train.tensors()
-    done = dp_fit(net, x, y, epochs=1, batch_size=8, lr=0.1, clip=1.0, noise=noise, rng=client.noise_rng("noise"))
+    training = DpSgdTraining(clip=1.0, noise=noise, examples=len(x), batch_size=8, epochs=1)
+    done = dp_fit(net, x, y, training, torch.optim.SGD(net.parameters(), lr=0.1), client.noise_rng("noise"))
     proof = Guarantee(
         mechanism=f"DP-SGD, noise multiplier {noise:g}",
         events=(done.event,),

@@ -119,7 +119,7 @@ def test_augmentation_of_balanced_classes_changes_nothing(run_method: RunMethod)
 def test_in_a_group_one_trains_what_the_other_has_left(run_method: RunMethod) -> None:
     """Two clients in one group: the second's received weights are those the first has sent."""
     finished = run_method("astraea", imbalanced(), model=SMALL["mlp"], settings={"mediators": 1}, rounds=1)
-    hops = [ask for ask in finished.asks if ask.task == "train"]
+    hops = [ask for ask in finished.asks if ask.name == "train"]
     assert [len(ask.requests) for ask in hops] == [1, 1, 1]
     for before, after in itertools.pairwise(hops):
         (sent,), (received,) = before.replies.values(), after.requests.values()
@@ -131,7 +131,7 @@ def test_in_a_group_one_trains_what_the_other_has_left(run_method: RunMethod) ->
 
 def test_groups_are_averaged_by_their_examples(run_method: RunMethod) -> None:
     finished = run_method("astraea", imbalanced(), model=SMALL["mlp"], settings={"mediators": 2}, rounds=1)
-    hops = [ask for ask in finished.asks if ask.task == "train"]
+    hops = [ask for ask in finished.asks if ask.name == "train"]
     assert [len(ask.requests) for ask in hops] == [2, 1]
     ((last, ended),) = hops[1].replies.items()
     [(_, alone)] = [item for item in hops[0].replies.items() if not in_one_group(finished, item[0], last)]
@@ -142,7 +142,7 @@ def test_groups_are_averaged_by_their_examples(run_method: RunMethod) -> None:
 
 def in_one_group(finished: Finished, first: str, last: str) -> bool:
     """Whether the last client was handed what the first had made."""
-    [hop, final] = [ask for ask in finished.asks if ask.task == "train"]
+    [hop, final] = [ask for ask in finished.asks if ask.name == "train"]
     return same_bits(hop.replies[first]["model"], final.requests[last]["fields"]["model"])
 
 
@@ -158,7 +158,7 @@ def test_class_counts_leave_exact_or_with_a_guarantee(digits: FederatedData, run
     def row(**settings: Any) -> dict[str, Any]:
         finished = run_method("astraea", digits, model=SMALL["mlp"], settings=settings, rounds=1)
         rows = finished.fed.participation.ledger.rows(1e-5)
-        return next(row for row in rows if row.release == "count_classes.counts")
+        return next(row for row in rows if row.release == "class_counts.count_classes.counts")
 
     assert row().proven == "none"
     noisy = row(counts_epsilon=1.0)
@@ -171,7 +171,7 @@ def test_what_has_no_place_in_groups_is_refused(run_method: RunMethod, digits: F
         ({"privacy": PrivacyConfig(updates="clipped")}, "nothing is summed up"),
         ({"privacy": PrivacyConfig(updates="dp_sgd")}, "it is for own examples"),
         ({"objective": "control_variates", "aggregator": "scaffold"}, "speaks with the server after every client"),
-        ({"after": {"name": "interior_points", "secure": True}}, "cannot ask the clients"),
+        ({"post_aggregation": {"name": "interior_points", "secure": True}}, "cannot ask the clients"),
     ):
         with pytest.raises(UserError, match=sentence):
             run_method("astraea", digits, model=SMALL["mlp"], settings=wrong)

@@ -12,7 +12,8 @@ from federations import SMALL, Finished, farthest, same_bits, some_clients
 
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError, UserError
-from fedsynth.experiment.config import make_experiment, override
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.files import override
 
 RunMethod = Callable[..., Finished]
 
@@ -29,11 +30,14 @@ COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
     ("fedbn", {"objective": {"name": "contrastive", "mu": 1.0}}),
     ("finetune", {"aggregator": {"name": "mean", "weights": "equal"}}),
     ("median", {"objective": {"name": "proximal", "mu": 0.5}}),
-    ("scaffold", {"after": {"name": "interior_points", "steps": 2, "tune_epochs": 1}}),
-    ("krum", {"after": {"name": "zero_shot", "steps": 2, "per_class": 1}}),
+    ("scaffold", {"post_aggregation": {"name": "interior_points", "steps": 2, "tune_epochs": 1}}),
+    ("krum", {"post_aggregation": {"name": "zero_shot", "steps": 2, "per_class": 1}}),
     ("fedmix", {"local_data": {"name": "zero_shot", "steps": 2, "per_class": 1}}),
     ("logit_adjustment", {"local_data": {"name": "zero_shot", "steps": 2, "amounts": "missing"}}),
-    ("agg_enhance", {"after": {"name": "zero_shot", "steps": 2}, "local_data": {"name": "zero_shot", "steps": 2}}),
+    (
+        "agg_enhance",
+        {"post_aggregation": {"name": "zero_shot", "steps": 2}, "local_data": {"name": "zero_shot", "steps": 2}},
+    ),
 ]
 
 
@@ -93,10 +97,14 @@ ZERO_SHOT = {"steps": 2, "per_class": 1}
 @pytest.mark.parametrize(
     ("slots", "method", "settings"),
     [
-        ({"after": {"name": "interior_points", "steps": 2}}, "agg_enhance", {"steps": 2}),
-        ({"after": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdas", ZERO_SHOT),
+        ({"post_aggregation": {"name": "interior_points", "steps": 2}}, "agg_enhance", {"steps": 2}),
+        ({"post_aggregation": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdas", ZERO_SHOT),
         ({"local_data": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdac", ZERO_SHOT),
-        ({slot: {"name": "zero_shot", **ZERO_SHOT} for slot in ("after", "local_data")}, "fed_zda", ZERO_SHOT),
+        (
+            {slot: {"name": "zero_shot", **ZERO_SHOT} for slot in ("post_aggregation", "local_data")},
+            "fed_zda",
+            ZERO_SHOT,
+        ),
     ],
 )
 def test_slots_of_synthetic_data_on_fedavg_are_the_methods(
@@ -108,7 +116,7 @@ def test_slots_of_synthetic_data_on_fedavg_are_the_methods(
 
 
 def test_slots_that_do_nothing_change_nothing(digits: FederatedData, run_method: RunMethod) -> None:
-    composed = run_method("fedprox", digits, settings={"after": "nothing", "local_data": "own"})
+    composed = run_method("fedprox", digits, settings={"post_aggregation": "nothing", "local_data": "own"})
     plain = run_method("fedprox", digits)
     assert same_bits(composed.model, plain.model)
     assert [set(ask.fields) for ask in composed.asks] == [set(ask.fields) for ask in plain.asks]

@@ -19,7 +19,7 @@ RunMethod = Callable[..., Finished]
 
 
 def ask_of(finished: Finished, task: str) -> Ask:
-    (ask,) = [ask for ask in finished.asks if ask.task == task]
+    (ask,) = [ask for ask in finished.asks if ask.name == task]
     return ask
 
 
@@ -91,7 +91,7 @@ def test_without_a_share_or_a_part_it_is_fedavg_and_nothing_is_asked(
     for off in ({"share": 0}, {"part": 0}):
         other = run_method("data_sharing", digits, settings=off, **common)
         assert same_bits(other.model, plain.model)
-        assert {ask.task for ask in other.asks} == {"train"}
+        assert {ask.name for ask in other.asks} == {"train"}
         assert EXPOSED not in other.fed.participation.notes
 
 
@@ -99,7 +99,7 @@ def test_the_record_says_that_real_images_left_unprotected(finished: Finished) -
     assert EXPOSED in finished.fed.participation.notes
     ledger = finished.fed.participation.ledger
     rows = {row.release: row for row in ledger.rows(1e-5) if row.kind == "release"}
-    assert rows["contribute.images"].proven == rows["count_classes.counts"].proven == "none"
+    assert rows["data_sharing.contribute.images"].proven == rows["class_counts.count_classes.counts"].proven == "none"
     said = " ".join(ledger.words(1e-5))
     assert "No differential privacy" in said
     assert "real images (examples) of its training data, as they are" in said
@@ -114,7 +114,7 @@ def test_a_class_too_rare_for_its_share_is_told(run_method: RunMethod) -> None:
     few = Clients({c: (x[:4], np.arange(4)) for c in "ab"}, classes=4)
     finished = run_method("data_sharing", few, model=SMALL["mlp"])
     assert any("Nothing was shared" in note for note in finished.fed.participation.notes)
-    assert {ask.task for ask in finished.asks} == {"count_classes", "train"}
+    assert {ask.name for ask in finished.asks} == {"count_classes", "train"}
 
 
 def test_it_also_works_for_what_is_no_image_and_for_bytes(run_method: RunMethod) -> None:

@@ -34,7 +34,7 @@ WORDS = (
 
 
 def asked(done: Finished, task: str) -> list[Ask]:
-    return [ask for ask in done.asks if ask.task == task]
+    return [ask for ask in done.asks if ask.name == task]
 
 
 def pictures(*shares: dict[int, int], classes: int = 4) -> Clients:
@@ -71,7 +71,7 @@ def test_what_leaves_a_client_is_what_leaves_in_fedavg(
     done = run_method(method, digits, settings=QUICK, **TINY)
     assert farthest(done.model, plain.model) > 1e-6
     crossed = [ask for ask in done.asks if not any(client.startswith("@") for client in ask.requests)]
-    assert [ask.task for ask in crossed] == ["train", "train"]
+    assert [ask.name for ask in crossed] == ["train", "train"]
     for ask, other in zip(crossed, plain.asks, strict=True):
         for client, reply in ask.replies.items():
             as_ever = other.replies[client]
@@ -174,7 +174,7 @@ def test_the_server_keeps_at_least_one_of_each_class(run_method: RunMethod) -> N
         assert (counts >= 1).all()
         assert counts.max() == 12, "the class that is known least has all"
         assert counts.min() < 12
-    asks = asked(done, "judge_images")
+    asks = asked(done, "classify_images")
     assert [list(ask.requests) for ask in asks] == [["@average"]] * 2
 
 
@@ -226,7 +226,7 @@ def test_a_model_without_batch_norm_is_refused_and_leaves_no_folder(method: str,
     assert not list((tmp_path / "runs").iterdir())
 
 
-@pytest.mark.parametrize("slot", ["after", "local_data"])
+@pytest.mark.parametrize("slot", ["post_aggregation", "local_data"])
 def test_on_another_method_too(slot: str, digits: FederatedData, run_method: RunMethod) -> None:
     settings = {slot: {"name": "zero_shot", **QUICK}}
     with pytest.raises(ConfigError, match='model.norm = "batch"'):
@@ -239,5 +239,5 @@ def test_tuning_needs_whole_models(digits: FederatedData, run_method: RunMethod)
     with pytest.raises(ConfigError, match=r'after = "zero_shot" needs whole models, but BatchNorm\'s running'):
         run_method("fed_zdas", digits, norm_buffers="local", **TINY)
     with pytest.raises(ConfigError, match='after = "interior_points" needs whole models, but normalisation layers'):
-        run_method("fedbn", digits, settings={"after": "interior_points"}, **TINY)
+        run_method("fedbn", digits, settings={"post_aggregation": "interior_points"}, **TINY)
     assert run_method("fed_zdac", digits, settings=QUICK, norm_buffers="local", **TINY).model

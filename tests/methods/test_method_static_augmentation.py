@@ -78,7 +78,7 @@ def test_without_copies_and_without_minorities_it_is_fedavg(digits: FederatedDat
     plain = run_method("fedavg", digits, **common)
     off = run_method("static_augmentation", digits, settings={"copies": 0}, **common)
     assert same_bits(off.model, plain.model)
-    assert [ask.task for ask in off.asks] == ["train"] * 3
+    assert [ask.name for ask in off.asks] == ["train"] * 3
     x = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)
     even = Clients({c: (x, np.arange(8) % 4) for c in "ab"}, classes=4)
     on, plain = (run_method(name, even, model=SMALL["mlp"]) for name in ("static_augmentation", "fedavg"))
@@ -96,7 +96,7 @@ def test_the_form_of_the_paper_mirrors_and_ours_does_not():
 
 def test_nothing_but_fedavgs_update_leaves_a_client(digits: FederatedData, run_method: RunMethod) -> None:
     finished = run_method("static_augmentation", digits)
-    [ask] = [ask for ask in finished.asks if ask.task == "augment_minorities"]
+    [ask] = [ask for ask in finished.asks if ask.name == "augment_minorities"]
     assert all(reply == {} for reply in ask.replies.values())
     record = finished.fed.participation.ledger
     plain = run_method("fedavg", digits).fed.participation.ledger

@@ -23,17 +23,15 @@ from hypothesis import strategies as st
 from strict_sites import CLASSES, NAME, SHAPE, ask, records, strict, tiny_site
 from well_formed import REQUESTS, requests
 
-from fedsynth.components import class_counts
-from fedsynth.components import update_privacy as protection
+from fedsynth.components import class_counts, noisy_updates, protected_updates
 from fedsynth.federation import Client
 from fedsynth.federation.payload import encode
 from fedsynth.federation.tasks import all_tasks, find_task
-from fedsynth.methods.feddpms import latent_release
 from fedsynth.network.site import Site
 from fedsynth.privacy import Spending, dpsgd, epsilon, secure_sum
 from fedsynth.privacy.guarantee import Guarantee
 from fedsynth.seeding import generator
-from fedsynth.synthesis import gan_private
+from fedsynth.synthesis import gan_private, latent_statistics
 
 COUNT = 12
 ROUNDING = 1e-5  # relative: networks in float32 give a record's gradient with this error
@@ -64,7 +62,7 @@ class Mechanisms:
 @contextmanager
 def coupled(monkeypatch: pytest.MonkeyPatch, found: Mechanisms) -> Iterator[None]:
     """Mechanisms that are watched, and the same draws for the records that both sites have."""
-    noisy_sum, add_gaussian = dpsgd.noisy_sum, protection.add_gaussian
+    noisy_sum, add_gaussian = dpsgd.noisy_sum, protected_updates.add_gaussian
     histogram = class_counts.discrete_gaussian_histogram
 
     def watched_sum(total: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Tensor:
@@ -98,7 +96,7 @@ def coupled(monkeypatch: pytest.MonkeyPatch, found: Mechanisms) -> Iterator[None
         for module in (dpsgd, gan_private):
             patch.setattr(module, "noisy_sum", watched_sum)
             patch.setattr(module, "poisson_batch", same_batch)
-        for module in (protection, latent_release):
+        for module in (protected_updates, noisy_updates, latent_statistics):
             patch.setattr(module, "add_gaussian", watched_noise)
         patch.setattr(class_counts, "discrete_gaussian_histogram", watched_counts)
         patch.setattr(gan_private._Records, "drawn", same_draws)
@@ -195,6 +193,7 @@ def test_a_task_whose_reply_holds_records_declares_it(name: str, tmp_path: Path)
     @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(asked=requests((name,)), step=st.integers(1, 10**6))
     def look(asked: tuple[str, dict[str, Any]], step: int) -> None:
+        find_task(name).read_request(asked[1])  # what does not fit is refused, and shows nothing
         answer = ask(tiny_site(tmp_path, COUNT, records=True), name, asked[1], step=step)
         if answer["ok"] and holds_records(answer["fields"]):
             assert find_task(name).raw_fields()

@@ -15,19 +15,23 @@ import torch
 from pydantic import ValidationError
 from strict_sites import CLASSES, SHAPE, TinyData, ask, strict, tiny_site
 
-from fedsynth.components.loop import start_weights
 from fedsynth.federation import Client, Done, Reply, leaves, task
 from fedsynth.federation.tasks import all_tasks
-from fedsynth.learning.models import ModelSpec
-from fedsynth.methods.feddpms.autoencoding import VaeSpec, start_vae
+from fedsynth.learning.models import ModelSpec, initial_model
+from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.network.policy import SiteBudget, SitePolicy
 from fedsynth.network.site import Site
 from fedsynth.privacy import GaussianEvent, Guarantee, Spending, epsilon
 from fedsynth.synthesis.gan import GanSpec, build_gan
+from fedsynth.synthesis.vae_classifier import VaeSpec, start_vae
 
 Make = Callable[..., Site]
 MLP = ModelSpec(name="mlp", hidden=(4,))
 TRAINING = {"epochs": 1, "batch_size": 8, "lr": 0.1}
+DP_SGD = {"name": "dp_sgd", "clip": 1.0, "noise": 20.0, "target": None, "delta": 1e-5, "trainings": 1}
+CENTRAL = {"name": "clipped", "clip": 1e9, "noise": 1e9, "noise_at": "server", "delta": 1e-5}
+TRAIN = "local_training.train"
+RECEIVE = "pfl_gan.mixed_batches.receive_samples"
 
 
 @pytest.fixture
@@ -35,40 +39,35 @@ def site(tmp_path: Path) -> Make:
     return lambda **policy: tiny_site(tmp_path, **policy)
 
 
+def start_weights(spec: ModelSpec = MLP) -> Weights:
+    """The weights that everybody starts from."""
+    return weights_of(initial_model(0, spec, TinyData(5).schema))
+
+
 def train_fields(spec: ModelSpec = MLP, **changes: Any) -> dict[str, Any]:
-    """A request to train."""
-    protection = {"updates": "dp_sgd", "clip": 1.0, "noise": 20.0, "noise_at": "client", "target": None}
-    return {
-        "model": start_weights(0, spec, TinyData(5).schema),
-        "spec": spec.model_dump(mode="json"),
-        "training": TRAINING,
-        "rule": {"name": "plain"},
-        "keeps": "nothing",
-        "sent": {},
-        "protection": protection | {"delta": 1e-5, "rounds": 1},
-    } | changes
+    """A request to train, by DP-SGD if no change says else."""
+    request = {"spec": spec.model_dump(mode="json"), "training": TRAINING, "updates": DP_SGD}
+    return {"model": start_weights(spec), "request": request | changes}
 
 
-def protection(**changes: Any) -> dict[str, Any]:
-    return train_fields()["protection"] | changes
+def unprotected_fields(**changes: Any) -> dict[str, Any]:
+    """A request to train that asks for no protection."""
+    return train_fields(updates={"name": "none"}, **changes)
 
 
 # -- against whom ---------------------------------------------------------------------------------------------------
 
 
-CENTRAL = protection(updates="clipped", clip=1e9, noise=1e9, noise_at="server")
-
-
 def test_noise_that_the_server_adds_is_no_protection_from_the_server(site: Make) -> None:
     """The update would leave as it is, for next to nothing."""
-    answer = ask(strict(site), "train", train_fields(protection=CENTRAL))
+    answer = ask(strict(site), TRAIN, train_fields(updates=CENTRAL))
     assert answer["error"] == "RefusalError"
     assert "without a privacy guarantee" in answer["message"]
     assert not (strict(site).folder / "spent.json").exists()
 
 
 def test_not_even_a_site_that_trusts_sums_sends_an_update_that_is_not_masked(site: Make) -> None:
-    assert ask(strict(site, trust_sum=True), "train", train_fields(protection=CENTRAL))["error"] == "RefusalError"
+    assert ask(strict(site, trust_sum=True), TRAIN, train_fields(updates=CENTRAL))["error"] == "RefusalError"
 
 
 def guaranteed(**changes: Any) -> Guarantee:
@@ -95,11 +94,11 @@ def test_what_is_masked_leaves_only_where_a_site_trusts_the_sum(
 
 def test_seeded_noise_is_no_protection_from_the_server_which_knows_the_seed(tmp_path: Path) -> None:
     rehearsing = Site("x", TinyData(20), tmp_path, SitePolicy(unprotected=False, epsilon=9.0), secret_noise=False)
-    assert ask(rehearsing, "train", train_fields())["error"] == "RefusalError"
+    assert ask(rehearsing, TRAIN, train_fields())["error"] == "RefusalError"
 
 
 def test_dp_sgd_at_the_client_leaves_and_is_charged(site: Make) -> None:
-    answer = ask(strict(site), "train", train_fields())
+    answer = ask(strict(site), TRAIN, train_fields())
     assert answer["ok"]
     assert answer["guarantees"]["model"]["against"] == "everybody"
     assert 0 < spent(strict(site)) < 1
@@ -118,10 +117,10 @@ def spent(site: Site) -> float:
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("contribute", {"wanted": np.full(CLASSES, 3)}),
-        ("send_seeds", {"per_class": 2}),
-        ("draw_real_samples", {"per_class": 2}),
-        ("average_images", {"mean_of": 2}),
+        ("data_sharing.contribute", {"wanted": np.full(CLASSES, 3)}),
+        ("ablations.draw_real_samples", {"per_class": 2}),
+        ("ablations.draw_real_samples", {"per_class": 2, "purpose": "seeds"}),
+        ("fedmix.average_images", {"mean_of": 2}),
     ],
 )
 def test_records_stay_by_default_and_leave_only_where_a_site_says_so(
@@ -136,7 +135,7 @@ def test_records_stay_by_default_and_leave_only_where_a_site_says_so(
 def test_a_task_that_sends_records_says_so() -> None:
     """By what it sends, not by its name: every task in whose reply a record of the client is found declares it."""
     declared = {each.name for each in all_tasks() if each.raw_fields()}
-    assert {"contribute", "send_seeds", "draw_real_samples", "average_images"} <= declared
+    assert {"data_sharing.contribute", "ablations.draw_real_samples", "fedmix.average_images"} <= declared
 
 
 # -- oracles --------------------------------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ def test_a_task_that_sends_records_says_so() -> None:
 def statistics_fields(huge: float) -> dict[str, Any]:
     """An encoder whose weights are huge and finite: a bright image alone makes its latent not a number."""
     spec, vae = ModelSpec(name="cnn", channels=(2,), hidden=(3,)), VaeSpec(4, False, 0.0)
-    net = start_vae(0, spec, vae, TinyData(5).schema, start_weights(0, spec, TinyData(5).schema))
+    net = start_vae(0, spec, vae, TinyData(5).schema, start_weights(spec))
     model = {name: torch.full_like(entry, huge) for name, entry in net.entries().items()}
     # inf − inf: what is not a number comes out, not just what is large
     model = {n: torch.where(torch.arange(e.numel()).reshape(e.shape) % 2 == 0, e, -e) for n, e in model.items()}
@@ -157,7 +156,7 @@ def statistics_fields(huge: float) -> dict[str, Any]:
 def test_whether_a_record_is_there_does_not_show_in_what_is_not_a_number(tmp_path: Path, huge: float) -> None:
     for name, bright in (("without", 0), ("with", 1)):
         here = strict(partial(tiny_site, tmp_path / name, bright=bright))
-        answer = ask(here, "share_statistics", statistics_fields(huge))
+        answer = ask(here, "feddpms.clients.share_statistics", statistics_fields(huge))
         assert answer["ok"], answer
         assert torch.isfinite(answer["fields"]["statistics"]).all()
 
@@ -169,15 +168,77 @@ def test_whether_a_record_is_there_does_not_show_in_what_is_not_a_number(tmp_pat
 def test_a_calibration_that_proves_nothing_is_refused(site: Make, wrong: dict[str, float]) -> None:
     fields = statistics_fields(1.0)
     fields["calibration"] |= wrong
-    answer = ask(strict(site), "share_statistics", fields)
+    answer = ask(strict(site), "feddpms.clients.share_statistics", fields)
     assert answer["error"] == "RefusalError"
     assert next(iter(wrong)) in answer["message"]
 
 
 @pytest.mark.parametrize("wrong", [{"clip": 0.0}, {"clip": 1e300}, {"noise": -1.0}, {"noise": 0.0}, {"noise": None}])
-def test_a_protection_that_proves_nothing_is_refused(site: Make, wrong: dict[str, Any]) -> None:
-    answer = ask(strict(site), "train", train_fields(protection=protection(**wrong)))
+def test_update_privacy_that_proves_nothing_is_refused(site: Make, wrong: dict[str, Any]) -> None:
+    answer = ask(strict(site), TRAIN, train_fields(updates=DP_SGD | wrong))
     assert (answer["ok"], answer["error"]) == (False, "RefusalError")
+    assert "does not fit it" in answer["message"]
+
+
+UNKNOWN = [
+    ({"updates": {"name": "dpsgd"}}, 'There is no updates "dpsgd"'),
+    ({"updates": {"clip": 1.0}}, 'There is no updates "None"'),
+    ({"updates": ["dp_sgd"]}, 'There is no updates "None"'),
+    ({"updates": DP_SGD | {"noise_at": "server"}}, 'has no setting "noise_at"'),
+    ({"updates": {"name": "clipped", "clip": 1.0}}, "field required"),
+    ({"objective": {"name": ["plain"]}}, "There is no objective"),
+    ({"objective": {"name": "median"}}, 'There is no objective "median"'),
+    ({"objective": {"name": "proximal", "mu": "much"}}, '"mu"'),
+    ({"local_data": {"name": "real"}}, 'There is no local_data "real"'),
+    ({"given": {"images": torch.zeros(2)}}, "labels"),
+    ({"keeps": "everything"}, "keeps"),
+    ({"before": True}, "before"),
+]
+
+
+@pytest.mark.parametrize(("changes", "told"), UNKNOWN)
+def test_what_fits_no_slot_is_refused_in_the_same_words_by_every_site(
+    site: Make, changes: dict[str, Any], told: str
+) -> None:
+    """The sentence is about the request; nothing has looked at the records, nothing is charged."""
+    open_, closed = (ask(here, TRAIN, train_fields(**changes)) for here in (site(), strict(site)))
+    assert open_ == closed
+    assert (closed["ok"], closed["error"], closed["traceback"]) == (False, "RefusalError", "")
+    assert f'The request for task "{TRAIN}" does not fit it' in closed["message"]
+    assert told in closed["message"]
+    assert spent(site()) == 0
+
+
+SECURE_SUM = {"name": "secure_sum", "inner": {"name": "none"}, "sums": {"threshold": 0.5}}
+GAN_REQUEST = {"spec": GanSpec(channels=2, latent=3).model_dump(), "training": {"batch_size": 4}, "steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (TRAIN, train_fields(updates=SECURE_SUM)),
+        (TRAIN, train_fields(updates=SECURE_SUM | {"inner": SECURE_SUM})),
+        (
+            "secure_updates.train_masked",
+            {"secure": {"session": "a", "peers": ["x", "y", "z"]}, **train_fields(updates=SECURE_SUM)},
+        ),
+        ("pfl_gan.client_gans.train_own_gan", {"request": GAN_REQUEST | {"updates": SECURE_SUM}}),
+        (
+            "gandalf.clients.train_gan_visit",
+            {
+                **{"gan": {}, "moments": {}},
+                "visit": GAN_REQUEST | {"keep_moments": False, "sigma": 0.1, "updates": SECURE_SUM},
+            },
+        ),
+    ],
+)
+def test_a_secure_sum_is_nothing_that_one_client_could_be_asked_for(
+    site: Make, name: str, fields: dict[str, Any]
+) -> None:
+    for here in (site(), strict(site), strict(site, trust_sum=True)):
+        answer = ask(here, name, fields)
+        assert (answer["ok"], answer["error"]) == (False, "RefusalError")
+        assert "a secure sum is the server's affair" in answer["message"]
 
 
 class Broken(Reply):
@@ -193,7 +254,7 @@ def ls_infinite(client: Client) -> Broken:
 
 def test_a_reply_that_is_not_finite_stays_and_is_charged_all_the_same(site: Make) -> None:
     """That it was not finite tells of what was released."""
-    answer = ask(strict(site), "ls_infinite", {})
+    answer = ask(strict(site), "test_lying_server.ls_infinite", {})
     assert (answer["ok"], answer["error"]) == (False, "NotFiniteError")
     assert "number" in answer["message"]
     assert spent(strict(site)) > 0.1
@@ -205,59 +266,54 @@ def test_a_reply_that_is_not_finite_stays_and_is_charged_all_the_same(site: Make
 def test_dp_sgd_does_not_train_on_copies_of_records(site: Make) -> None:
     """Minority records would count three times and be charged once."""
     here = site()
-    made = ask(here, "augment_minorities", {"copies": 2, "how": {}})
+    made = ask(here, "static_augmentation.augment_minorities", {"copies": 2, "static": {}})
     assert made["ok"]
-    for rule in ("kept", "generated"):
-        fields = train_fields(data={"rule": {"name": rule}, "given": {}})
-        answer = ask(here, "train", fields, step=2, states={"x": made["state"]})
+    for kind in ("kept", "generated"):
+        fields = train_fields(local_data={"name": kind})
+        answer = ask(here, TRAIN, fields, step=2, states={"x": made["state"]})
         assert not answer["ok"]
         assert answer["error"] in ("ConfigError", "TaskError")
     assert spent(here) == 0
 
 
 def test_images_that_follow_from_exact_counts_are_no_post_processing(site: Make) -> None:
-    here, fields = site(), train_fields(data={"rule": {"name": "generated"}, "given": {}})
-    order = {"images": torch.rand((40, *SHAPE)), "labels": torch.arange(40) % CLASSES}
+    here, fields = site(), train_fields(local_data={"name": "generated"})
+    samples = {"images": torch.rand((40, *SHAPE)), "labels": torch.arange(40) % CLASSES}
     for lacking in (True, False):
-        kept = ask(here, "receive_images", order | {"lacking": lacking}, step=1 + lacking)
-        answer = ask(here, "train", fields, step=5 + lacking, states={"x": kept["state"]})
+        kept = ask(here, RECEIVE, {"samples": samples, "lacking": lacking}, step=1 + lacking)
+        answer = ask(here, TRAIN, fields, step=5 + lacking, states={"x": kept["state"]})
         assert answer["ok"] == (not lacking)
 
 
 def test_dp_sgd_does_not_start_from_weights_that_were_trained_without_protection(site: Make) -> None:
     """A head that the client keeps follows from all its records; the rest of the network would learn by it."""
     here = site()
-    plain = train_fields(keeps="head")
-    del plain["protection"]
-    kept = ask(here, "train", plain)
-    answer = ask(here, "train", train_fields(keeps="head"), step=2, states={"x": kept["state"]})
+    plain = unprotected_fields(keeps="head")
+    kept = ask(here, TRAIN, plain)
+    answer = ask(here, TRAIN, train_fields(keeps="head"), step=2, states={"x": kept["state"]})
     assert (answer["ok"], answer["error"]) == (False, "TaskError")
-    first = ask(here, "train", train_fields(keeps="head"), step=3)
-    assert ask(here, "train", train_fields(keeps="head"), step=4, states={"x": first["state"]})["ok"]
+    first = ask(here, TRAIN, train_fields(keeps="head"), step=3)
+    assert ask(here, TRAIN, train_fields(keeps="head"), step=4, states={"x": first["state"]})["ok"]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rule": {"name": "control_variates"}},
-        {"rule": {"name": "proximal", "mu": 1.0}},
-        {"data": {"rule": {"name": "zero_shot"}, "given": {}}},
-        {"spec": {"name": "mlp", "hidden": [4], "norm": "batch"}},
+        {"objective": {"name": "control_variates"}},
+        {"objective": {"name": "proximal", "mu": 1.0}},
+        {"local_data": {"name": "zero_shot"}},
+        {"spec": ModelSpec(name="mlp", hidden=(4,), norm="batch")},
     ],
 )
 def test_what_dp_sgd_cannot_protect_is_refused_where_the_data_is(site: Make, changes: dict[str, Any]) -> None:
-    if "spec" in changes:
-        spec = ModelSpec(**changes["spec"])
-        changes |= {"model": start_weights(0, spec, TinyData(5).schema)}
-    answer = ask(site(), "train", train_fields() | changes)
+    answer = ask(site(), TRAIN, train_fields(**changes))
     assert (answer["ok"], answer["error"]) == (False, "ConfigError")
 
 
 def test_nothing_is_kept_of_what_a_policy_kept_back(site: Make) -> None:
     here = strict(site)
-    plain = train_fields(keeps="head")
-    del plain["protection"]
-    assert ask(here, "train", plain)["error"] == "RefusalError"
+    plain = unprotected_fields(keeps="head")
+    assert ask(here, TRAIN, plain)["error"] == "RefusalError"
     assert not list(here.folder.rglob("state/**/*.safetensors"))
 
 
@@ -271,7 +327,7 @@ def test_a_policy_that_protects_nothing_is_a_mistake(policy: dict[str, Any]) -> 
 
 
 def test_a_loose_guarantee_does_not_pass_as_protection(site: Make) -> None:
-    answer = ask(strict(site), "count_classes", {"epsilon": 500.0})
+    answer = ask(strict(site), "class_counts.count_classes", {"epsilon": 500.0})
     assert answer["error"] == "BudgetError"
 
 
@@ -308,18 +364,16 @@ def test_two_runs_at_once_lose_nothing_of_a_budget(tmp_path: Path) -> None:
 def test_a_private_visit_leaves_a_strict_site(site: Make) -> None:
     """What is empty says nothing, at the site as in the ledger."""
     here, spec = strict(site, epsilon=9.0), GanSpec(channels=2, latent=3)
-    counted = ask(here, "count_classes", {"epsilon": 5.0, "keep": True})
+    counted = ask(here, "class_counts.count_classes", {"epsilon": 5.0, "keep": True})
     fields = {
         "gan": build_gan(spec, SHAPE, CLASSES, seed=0).weights(),
         "moments": {},
-        "spec": spec.model_dump(),
-        "training": {"batch_size": 4},
-        "steps": 1,
-        "keep_moments": False,
-        "sigma": 0.1,
-        "protection": protection(),
+        "visit": {
+            **{"spec": spec.model_dump(), "training": {"batch_size": 4}, "steps": 1},
+            **{"keep_moments": False, "sigma": 0.1, "updates": DP_SGD},
+        },
     }
-    answer = ask(here, "train_gan_visit", fields, step=2, states={"x": counted["state"]})
+    answer = ask(here, "gandalf.clients.train_gan_visit", fields, step=2, states={"x": counted["state"]})
     assert answer["ok"], answer
     assert answer["fields"]["moments"] == {}
     assert answer["fields"]["losses"] == []
@@ -341,9 +395,9 @@ def ls_wordy(client: Client) -> Broken:
 
 
 def test_neither_names_of_errors_nor_texts_of_guarantees_carry_data(site: Make) -> None:
-    answer = ask(site(), "ls_named_error", {})
+    answer = ask(site(), "test_lying_server.ls_named_error", {})
     assert (answer["error"], answer["traceback"]) == ("Exception", "")
-    answer = ask(strict(site), "ls_wordy", {}, step=2)
+    answer = ask(strict(site), "test_lying_server.ls_wordy", {}, step=2)
     assert answer["ok"]
     assert "labels" not in json.dumps(answer["guarantees"])
     assert "mu = 0.01" in answer["guarantees"]["number"]["mechanism"]
@@ -359,16 +413,16 @@ def ls_choosy(client: Client, label: int) -> Done:
 
 def test_at_a_strict_site_neither_failing_nor_succeeding_tells_of_records(site: Make) -> None:
     here = strict(site)
-    answers = [ask(here, "ls_choosy", {"label": label}, step=label + 1) for label in (1, 77)]
+    answers = [ask(here, "test_lying_server.ls_choosy", {"label": label}, step=label + 1) for label in (1, 77)]
     assert answers[0] == answers[1]
     assert answers[0]["error"] == "RefusalError"
     assert "MemoryError" in (here.folder / "site.log").read_text()
 
 
 def test_what_looks_at_no_record_may_say_that_it_is_done(site: Make) -> None:
-    order = {"images": torch.rand((4, *SHAPE)), "labels": torch.arange(4) % CLASSES}
-    assert ask(strict(site), "receive_images", order)["ok"]
-    assert not ask(strict(site), "receive_images", order | {"lacking": True}, step=2)["ok"]
+    samples = {"images": torch.rand((4, *SHAPE)), "labels": torch.arange(4) % CLASSES}
+    assert ask(strict(site), RECEIVE, {"samples": samples})["ok"]
+    assert not ask(strict(site), RECEIVE, {"samples": samples, "lacking": True}, step=2)["ok"]
 
 
 @task
@@ -379,14 +433,14 @@ def ls_changed(client: Client) -> Broken:
 
 
 def test_a_reply_leaves_as_it_was_when_it_was_released(site: Make) -> None:
-    assert torch.equal(ask(site(), "ls_changed", {})["fields"]["number"], torch.zeros(2))
+    assert torch.equal(ask(site(), "test_lying_server.ls_changed", {})["fields"]["number"], torch.zeros(2))
 
 
 def test_a_request_after_a_deadline_gets_the_same_noise(site: Make) -> None:
     """It has another number, so it is carried out again; what comes of it tells nothing new."""
     here = site()
-    first, again = (ask(here, "train", train_fields(), id=number)["fields"]["model"] for number in ("0", "1"))
-    other = ask(here, "train", train_fields(), id="2", round=2)["fields"]["model"]
+    first, again = (ask(here, TRAIN, train_fields(), id=number)["fields"]["model"] for number in ("0", "1"))
+    other = ask(here, TRAIN, train_fields(), id="2", round=2)["fields"]["model"]
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
@@ -397,7 +451,7 @@ def test_the_same_request_after_a_record_has_come_gets_other_noise(tmp_path: Pat
     sent = []
     for more in (0, 1):
         here = tiny_site(tmp_path, more=more)
-        sent.append(ask(here, "share_statistics", fields, run=f"run-{more}")["fields"]["statistics"])
+        sent.append(ask(here, "feddpms.clients.share_statistics", fields, run=f"run-{more}")["fields"]["statistics"])
     apart = (sent[0] - sent[1]).abs()
     assert int((apart > 1.0).sum()) > apart.numel() / 2, "a record moves one class, by less than this; noise moves all"
 
@@ -405,6 +459,6 @@ def test_the_same_request_after_a_record_has_come_gets_other_noise(tmp_path: Pat
 def test_batches_and_what_a_network_draws_for_a_record_come_from_the_sites_key(tmp_path: Path) -> None:
     """Of a network that draws latents, next to no noise and every record in the batch: what differs is what it drew."""
     spec = ModelSpec(name="latent_cnn", channels=(2,), latent=3)
-    fields = train_fields(spec, protection=protection(noise=1e-9), training=TRAINING | {"batch_size": 20})
-    sent = [ask(Site("x", TinyData(20), tmp_path / key), "train", fields)["fields"]["model"] for key in ("a", "b")]
+    fields = train_fields(spec, updates=DP_SGD | {"noise": 1e-9}, training=TRAINING | {"batch_size": 20})
+    sent = [ask(Site("x", TinyData(20), tmp_path / key), TRAIN, fields)["fields"]["model"] for key in ("a", "b")]
     assert max(float((sent[0][name] - sent[1][name]).abs().max()) for name in sent[0]) > 1e-4

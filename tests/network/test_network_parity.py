@@ -15,7 +15,7 @@ from grids import InProcessGrid
 from safetensors.torch import load_file
 from sites import tables
 
-from fedsynth.engines.envelope import digest, envelope, opened, sealed
+from fedsynth.engines.envelope import digest, pack, seal, unpack
 from fedsynth.errors import UserError
 from fedsynth.experiment.config import make_experiment
 from fedsynth.experiment.folder import RunFolder
@@ -169,10 +169,10 @@ def test_sites_whose_counts_cannot_be_right_are_not_known(lie: list[Any], site_f
     def lying(name: str, request: Message, reply: Message) -> list[Message]:
         if request.metadata.message_type != "query.count_classes":
             return [reply]
-        header, body = opened(reply.content)
+        header, body = unpack(reply.content)
         answer = decode(body)
         false = encode({**answer, "fields": {"counts": np.array(lie)}})
-        return [Message(envelope({**header, "id": digest(false)}, sealed(false)), reply_to=request)]
+        return [Message(pack({**header, "id": digest(false)}, seal(false)), reply_to=request)]
 
     grid.spoil = lying
     result = over_a_grid(sections("fedavg", tmp_path, "run", **ASKED), grid, tmp_path)

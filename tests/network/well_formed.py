@@ -10,12 +10,13 @@ import torch
 from hypothesis import strategies as st
 from strict_sites import CLASSES, NAME, SHAPE, TinyData
 
-from fedsynth.components.loop import start_weights
-from fedsynth.components.slots import LocalData, LocalRule
-from fedsynth.learning.models import ModelSpec
-from fedsynth.methods.feddpms.autoencoding import VaeSpec, start_vae
+from fedsynth.components.local_training import UpdatePrivacy
+from fedsynth.components.slots import LocalData, LocalObjective
+from fedsynth.learning.models import ModelSpec, initial_model
+from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.synthesis.autoencoder import build_autoencoder
 from fedsynth.synthesis.gan import GanSpec, build_gan
+from fedsynth.synthesis.vae_classifier import VaeSpec, start_vae
 
 Draw = st.DrawFn
 SCHEMA = TinyData(1).schema
@@ -24,16 +25,22 @@ SPECS = [
     ModelSpec(name="cnn", channels=(2,), hidden=(3,)),
     ModelSpec(name="mlp", hidden=(3,), norm="batch"),
 ]
+VAE = SPECS[1]  # the classifier of what is drawn with an auto-encoder
 GAN = GanSpec(channels=2, latent=2)
 SCALES = [0.0, 1e-20, 1.0, 1.0, 1e4, 1e19, 1e38]
 IMAGES = torch.rand((6, *SHAPE), generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(6) % CLASSES
 ONE_HOT = torch.eye(CLASSES)[LABELS]
 INVERSION = {"steps": 1, "lr": 0.1}
-MAKING = {
+SYNTHESIS = {
     **{"certainty": None, "tries": 1, "classes": 1, "quota": 2, "hardness": 1.0},
-    **{"redraw": False, "synthetic": "generated"},
+    **{"redraw": False, "synthetic": "generated", "real": None},
 }
+
+
+def start_weights(spec: ModelSpec) -> Weights:
+    """The weights that everybody starts from."""
+    return weights_of(initial_model(0, spec, SCHEMA))
 
 
 def pick(draw: Draw, *options: Any) -> Any:
@@ -54,7 +61,7 @@ def scaled(draw: Draw, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 def model(draw: Draw) -> dict[str, Any]:
     spec = draw(st.sampled_from(SPECS))
-    return {"model": scaled(draw, start_weights(0, spec, SCHEMA)), "spec": spec.model_dump(mode="json")}
+    return {"model": scaled(draw, start_weights(spec)), "spec": spec.model_dump(mode="json")}
 
 
 def training(draw: Draw) -> dict[str, Any]:
@@ -70,47 +77,61 @@ def training(draw: Draw) -> dict[str, Any]:
     }
 
 
-def protection(draw: Draw) -> dict[str, Any]:
-    updates = pick(draw, "dp_sgd", "dp_sgd", "dp_sgd", "clipped", "clipped", "laplace", "gaussian")
+def update_privacy(draw: Draw) -> dict[str, Any]:
+    """A value of the slot that protects updates, with its own settings."""
+    name = pick(draw, "dp_sgd", "dp_sgd", "dp_sgd", "clipped", "clipped", "laplace", "gaussian")
     noise = pick(draw, 1e-9, 1.0, 20.0, 20.0, 60.0, 60.0, 1e9)
-    calibrated = updates == "dp_sgd" and draw(st.integers(0, 19)) == 0
-    return {
-        "updates": updates,
+    calibrated = name == "dp_sgd" and draw(st.integers(0, 19)) == 0
+    settings = {
         "clip": pick(draw, 1e-9, 0.5, 1.0, 1e3, 1e9),
         "noise": None if calibrated else noise,
         "noise_at": pick(draw, "client", "server"),
         "target": 0.4 if calibrated else None,
         "delta": pick(draw, 1e-5, 0.5, 0.999),
-        "rounds": pick(draw, 1, 3),
+        "trainings": pick(draw, 1, 3),
     }
+    return {"name": name} | {key: settings[key] for key in UpdatePrivacy.known[name].model_fields}
 
 
 def maybe_protected(draw: Draw) -> dict[str, Any]:
-    return {"protection": protection(draw)} if draw(st.integers(0, 4)) else {}
+    return {"updates": update_privacy(draw)} if draw(st.integers(0, 4)) else {}
 
 
-def rule(draw: Draw) -> dict[str, Any]:
-    return {"name": pick(draw, "plain", "plain", "logit_adjusted", *sorted(LocalRule.known))}
+def objective(draw: Draw) -> dict[str, Any]:
+    return {"name": pick(draw, "plain", "plain", "logit_adjusted", *sorted(LocalObjective.known))}
 
 
-def train(draw: Draw) -> dict[str, Any]:
-    data = {"rule": {"name": pick(draw, *sorted(LocalData.known))}, "given": {}}
+def local_data(draw: Draw) -> dict[str, Any]:
     return {
-        **model(draw),
+        "local_data": {"name": pick(draw, *sorted(LocalData.known))},
+        "given": pick(draw, None, {"images": IMAGES, "labels": LABELS}),
+    }
+
+
+def request(draw: Draw, spec: ModelSpec) -> dict[str, Any]:
+    """How to train; what has a default may be left out."""
+    return {
+        "spec": spec.model_dump(mode="json"),
         "training": training(draw),
-        "rule": rule(draw),
+        "objective": objective(draw),
         "keeps": pick(draw, "nothing", "nothing", "buffers", "norm", "head"),
         "sent": {},
         **maybe_protected(draw),
-        **({"data": data} if draw(st.integers(0, 2)) == 0 else {}),
+        **(local_data(draw) if draw(st.integers(0, 2)) == 0 else {}),
         **({"remember": True} if draw(st.booleans()) else {}),
     }
 
 
+def train(draw: Draw) -> dict[str, Any]:
+    spec = draw(st.sampled_from(SPECS))
+    return {"model": scaled(draw, start_weights(spec)), "request": request(draw, spec)}
+
+
 def vae(draw: Draw) -> dict[str, Any]:
-    spec, shape = SPECS[1], VaeSpec(3, draw(st.booleans()), pick(draw, 0.0, 1.0))
-    weights = start_vae(0, spec, shape, SCHEMA, start_weights(0, spec, SCHEMA)).entries()
-    return {"model": scaled(draw, weights), "spec": spec.model_dump(mode="json"), "vae": vars(shape)}
+    """Weights with an auto-encoder beside them, and what that is."""
+    shape = VaeSpec(3, draw(st.booleans()), pick(draw, 0.0, 1.0))
+    weights = start_vae(0, VAE, shape, SCHEMA, start_weights(VAE)).entries()
+    return {"model": scaled(draw, weights), "vae": vars(shape)}
 
 
 def calibration(draw: Draw) -> dict[str, Any]:
@@ -128,7 +149,7 @@ def gan(draw: Draw) -> dict[str, torch.Tensor]:
 
 def gan_training(draw: Draw) -> dict[str, Any]:
     return {
-        "batch_size": pick(draw, 1, 5, 20, 10**6),
+        "batch_size": pick(draw, 1, 5, 20, 10**3),
         "generator_lr": pick(draw, 1e-30, 2e-3, 1e20),
         "critic_lr": pick(draw, 1e-30, 2e-3, 1.0, 1e20),
         "betas": list(pick(draw, (0.0, 0.9), (0.9, 0.999))),
@@ -137,12 +158,16 @@ def gan_training(draw: Draw) -> dict[str, Any]:
     }
 
 
-def images(draw: Draw) -> dict[str, Any]:
+def samples(draw: Draw) -> dict[str, Any]:
     return {"images": IMAGES * pick(draw, 0.0, 1.0, 1e30), "labels": LABELS}
 
 
-def generator(draw: Draw) -> dict[str, Any]:
-    return {"generator": gan(draw), "spec": GAN.model_dump(), "classes": list(range(CLASSES))}
+def client_gan(draw: Draw) -> dict[str, Any]:
+    return {"generator": gan(draw), "classes": list(range(CLASSES))}
+
+
+def gan_request(draw: Draw) -> dict[str, Any]:
+    return {"spec": GAN.model_dump(), "training": gan_training(draw), "steps": pick(draw, 0, 1, 2)}
 
 
 def secure(draw: Draw) -> dict[str, Any]:
@@ -153,7 +178,7 @@ def scope(draw: Draw) -> dict[str, Any]:
     return {"scope": pick(draw, None, ["record", "add or remove one"], ["client", "replace one"])}
 
 
-def filling(draw: Draw) -> dict[str, Any]:
+def top_up(draw: Draw) -> dict[str, Any]:
     generators = {
         "spec": GAN.model_dump(),
         "weights": [gan(draw)],
@@ -162,89 +187,108 @@ def filling(draw: Draw) -> dict[str, Any]:
     }
     how = {
         **{"tau": pick(draw, 0.0, 0.5, 1.0, 50.0), "static": pick(draw, None, {}), "noisy": draw(st.booleans())},
-        **{"synthetic": pick(draw, "generated", "noise"), "labeller": {}, "spec": SPECS[0].model_dump(), "real": {}},
+        **{"synthetic": pick(draw, "generated", "noise"), "labeller": {}, "spec": SPECS[0].model_dump(), "real": None},
     }
     return {"generators": generators, "how": how}
 
 
 REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
-    "augment_minorities": lambda d: {"copies": pick(d, 0, 1, 2), "how": {}},
-    "average_images": lambda d: {"mean_of": pick(d, 2, 3, 10**6)},
-    "balance_classes": lambda d: {"ratios": np.full(CLASSES, pick(d, 0.0, 0.5, 3.0)), "how": {}},
-    "contribute": lambda d: {"wanted": np.full(CLASSES, pick(d, 0, 2, 10**6))},
-    "count_classes": lambda d: {
+    "ablations.draw_real_samples": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
+    "agg_enhance.make_candidates": lambda d: {
+        **{"spec": SPECS[0].model_dump(), "start": IMAGES[:CLASSES], "inversion": INVERSION},
+    },
+    "agg_enhance.score_candidates": lambda d: {"spec": SPECS[0].model_dump(), "images": IMAGES},
+    "agg_enhance.score_masked": lambda d: {
+        **{"secure": secure(d), "spec": SPECS[0].model_dump(), "images": IMAGES, "labels": LABELS},
+    },
+    "astraea.balance_classes": lambda d: {"ratios": np.full(CLASSES, pick(d, 0.0, 0.5, 3.0)), "static": {}},
+    "class_counts.count_classes": lambda d: {
         "epsilon": pick(d, None, 1e-3, 0.2, 0.2, 0.9, 500.0),
         "delta": pick(d, 1e-5, 0.5, 0.99),
         "keep": d(st.booleans()),
     },
-    "distil_model": lambda d: {**model(d), "images": IMAGES, "targets": ONE_HOT, "training": training(d)},
-    "draw_real_samples": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
-    "fill_shortage": filling,
-    "invert_model": lambda d: {**model(d), "start": IMAGES, "labels": LABELS, "how": INVERSION},
-    "join_group": lambda d: {"group": "a"},
-    "judge_images": lambda d: {**model(d), "images": IMAGES},
-    "keep_averages": lambda d: {"images": IMAGES, "labels": ONE_HOT},
-    "keep_shared": images,
-    "learn_encoder": lambda d: {"images": IMAGES, "latent": 4, "steps": 1},
-    "make_candidates": lambda d: {"spec": SPECS[0].model_dump(), "start": IMAGES[:CLASSES], "how": INVERSION},
-    "make_set": lambda d: {**generator(d), "per_class": 2},
-    "measure": model,
-    "name_scarce_classes": lambda d: {"n": pick(d, 0, 1, 3)},
-    "offer_keys": lambda d: {"session": pick(d, "a", "b"), **scope(d)},
-    "open_sum": lambda d: {"session": "a", "stayed": [NAME, "y", "z"], "left": [], "shares": {}, **scope(d)},
-    "profile_set": lambda d: {
-        "images": IMAGES,
-        "encoder": build_autoencoder(SHAPE, 4, 0).state_dict(),
-        "latent": 4,
-    },
-    "receive_generator": lambda d: {**generator(d), "pool": pick(d, 0, 4), "noise": d(st.booleans())},
-    "receive_images": lambda d: {**images(d), "noise": d(st.booleans()), "lacking": d(st.booleans())},
-    "refine_gan": lambda d: {
-        **images(d),
-        **{"spec": GAN.model_dump(), "training": gan_training(d), "steps": 1, "name": "a"},
-    },
-    "replenish": generator,
-    "score": lambda d: {**model(d), "parts": ["validation", "test"]},
-    "score_candidates": lambda d: {"spec": SPECS[0].model_dump(), "images": IMAGES},
-    "score_masked": lambda d: {"secure": secure(d), "spec": SPECS[0].model_dump(), "images": IMAGES, "labels": LABELS},
-    "send_seeds": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
-    "share_secrets": lambda d: {"session": "a", "keys": {}, "threshold": 2, **scope(d)},
-    "share_statistics": lambda d: {**vae(d), "calibration": calibration(d)},
-    "train": train,
-    "train_alone": lambda d: {"spec": SPECS[0].model_dump(), "training": training(d), "balanced": d(st.booleans())},
-    "train_augmented": lambda d: {
-        **vae(d),
-        **{"training": training(d), "rule": rule(d), "sent": {}, "decoder": {}},
-        **{"order": None, "making": MAKING, "share": None},
-    },
-    "train_beside_made": lambda d: {"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)},
-    "train_distilled": lambda d: {
+    "cluster_fedavg.join_group": lambda d: {"group": "a"},
+    "data_sharing.contribute": lambda d: {"wanted": np.full(CLASSES, pick(d, 0, 2, 10**6))},
+    "data_sharing.keep_shared": lambda d: {"samples": samples(d)},
+    "faug.replenish": lambda d: {"gan": client_gan(d), "spec": GAN.model_dump()},
+    "faug.train_distilled": lambda d: {
         **{"spec": SPECS[0].model_dump(), "training": training(d), "weight": pick(d, 0.0, 1.0, 1e30)},
         **{"targets": torch.eye(CLASSES), "known": torch.ones(CLASSES, dtype=torch.bool)},
     },
-    "train_gan_visit": lambda d: {
-        **{"gan": gan(d), "moments": {}, "spec": GAN.model_dump(), "training": gan_training(d)},
-        **{"steps": pick(d, 0, 1, 2), "keep_moments": d(st.booleans()), "sigma": pick(d, 0.0, 1.0, 1e9)},
-        **maybe_protected(d),
-        **{"visits": pick(d, 1, 5)},
-    },
-    "train_masked": lambda d: {"secure": secure(d), "request": train(d)},
-    "train_own_gan": lambda d: {
-        **{"spec": GAN.model_dump(), "training": gan_training(d), "steps": pick(d, 0, 1, 2)},
-        **maybe_protected(d),
-    },
-    "train_vae": lambda d: {
+    "fedavg.train": lambda d: {**model(d), "training": training(d)},
+    "feddpms.clients.name_scarce_classes": lambda d: {"n": pick(d, 0, 1, 3)},
+    "feddpms.clients.share_statistics": lambda d: {
         **vae(d),
-        **{"training": training(d), "rule": rule(d), "sent": {}, "upload_decoder": d(st.booleans())},
+        **{"spec": VAE.model_dump(mode="json"), "calibration": calibration(d)},
     },
-    "tune_model": lambda d: {
+    "feddpms.clients.train_augmented": lambda d: {
+        **vae(d),
+        **{"request": request(d, VAE), "decoder": {}, "order": None, "synthesis": SYNTHESIS, "share": None},
+    },
+    "feddpms.clients.train_vae": lambda d: {
+        **vae(d),
+        **{"request": request(d, VAE), "upload_decoder": d(st.booleans())},
+    },
+    "fedmix.average_images": lambda d: {"mean_of": pick(d, 2, 3, 10**6)},
+    "fedmix.keep_averages": lambda d: {"images": IMAGES, "labels": ONE_HOT},
+    "gandalf.clients.top_up": top_up,
+    "gandalf.clients.train_gan_visit": lambda d: {
+        **{"gan": gan(d), "moments": {}},
+        "visit": {
+            **gan_request(d),
+            **{"keep_moments": d(st.booleans()), "sigma": pick(d, 0.0, 1.0, 1e9), "visits": pick(d, 1, 5)},
+            **{"updates": {"name": "none"}},
+            **maybe_protected(d),
+        },
+    },
+    "local_training.train": train,
+    "pfl_gan.client_gans.draw_set": lambda d: {"gan": client_gan(d), "spec": GAN.model_dump(), "per_class": 2},
+    "pfl_gan.client_gans.learn_encoder": lambda d: {"images": IMAGES, "latent": 4, "steps": 1},
+    "pfl_gan.client_gans.profile_set": lambda d: {
+        **{"images": IMAGES, "encoder": build_autoencoder(SHAPE, 4, 0).state_dict(), "latent": 4},
+    },
+    "pfl_gan.client_gans.train_own_gan": lambda d: {"request": {**gan_request(d), **maybe_protected(d)}},
+    "pfl_gan.mixed_batches.receive_generator": lambda d: {
+        "kept": {"gan": client_gan(d), "spec": GAN.model_dump(), "noise": d(st.booleans())},
+        "pool": pick(d, 0, 4),
+    },
+    "pfl_gan.mixed_batches.receive_samples": lambda d: {
+        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())},
+    },
+    "pfl_gan.mixed_batches.train_on_mixed_batches": lambda d: {
+        **{"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)},
+    },
+    "pfl_gan.refining.refine_gan": lambda d: {"samples": samples(d), "request": gan_request(d), "name": "a"},
+    "recalibration.measure": model,
+    "references.train_alone": lambda d: {
+        **{"spec": SPECS[0].model_dump(), "training": training(d), "balanced": d(st.booleans())},
+    },
+    "rfa_rfd.distil_model": lambda d: {**model(d), "images": IMAGES, "targets": ONE_HOT, "training": training(d)},
+    "secure_aggregation.offer_keys": lambda d: {"session": pick(d, "a", "b"), **scope(d)},
+    "secure_aggregation.open_sum": lambda d: {
+        **{"session": "a", "stayed": [NAME, "y", "z"], "left": [], "shares": {}},
+        **scope(d),
+    },
+    "secure_aggregation.share_secrets": lambda d: {"session": "a", "keys": {}, "threshold": 2, **scope(d)},
+    "secure_updates.train_masked": lambda d: {"secure": secure(d), **train(d)},
+    "server_work.classify_images": lambda d: {**model(d), "images": IMAGES},
+    "server_work.invert_model": lambda d: {**model(d), "start": IMAGES, "labels": LABELS, "inversion": INVERSION},
+    "server_work.tune_model": lambda d: {
         **model(d),
         **{"images": IMAGES, "labels": LABELS, "training": training(d), "keep_statistics": False},
     },
+    "static_augmentation.augment_minorities": lambda d: {"copies": pick(d, 0, 1, 2), "static": {}},
+    "views.score": lambda d: {**model(d), "parts": ["validation", "test"]},
 }
 """By task: fields that fit it."""
 
-RELEASING = ("train", "train", "train", "train_gan_visit", "train_own_gan", "share_statistics", "count_classes")
+RELEASING = (
+    *("local_training.train",) * 3,
+    "gandalf.clients.train_gan_visit",
+    "pfl_gan.client_gans.train_own_gan",
+    "feddpms.clients.share_statistics",
+    "class_counts.count_classes",
+)
 """Tasks that can claim a guarantee, which are asked for more often than the others."""
 
 

@@ -31,25 +31,3 @@ def match(
         order.remove(best)
         left -= set(abundant[best])
     return chosen
-
-
-def abundant_classes(counts: np.ndarray, n: int) -> list[int]:
-    """The n classes with the most examples, most first; classes without any are left out."""
-    order = np.argsort(-counts, kind="stable")[:n]
-    return [int(label) for label in order if counts[label] > 0]
-
-
-def scarce_classes(counts: np.ndarray, n: int) -> list[int]:
-    """The n classes with the fewest examples, fewest first."""
-    return [int(label) for label in np.argsort(counts, kind="stable")[:n]]
-
-
-def even_shortage(counts: np.ndarray) -> np.ndarray:
-    """How many examples of each class are missing to an even share of all."""
-    even = int(np.ceil(counts.sum() / len(counts)))
-    return np.maximum(0, even - counts)
-
-
-def decidedly_scarce(counts: np.ndarray) -> int:
-    """How many classes have decidedly fewer examples than the rest: less than half of an even share; at least one."""
-    return max(1, int((counts < counts.sum() / len(counts) / 2).sum()))

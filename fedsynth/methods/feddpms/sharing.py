@@ -1,47 +1,70 @@
 """Server's part of FedDPMS's sharing: what is asked of whom, who is matched with whom, what a receiver is sent.
 
-State: `shared` holds what each client has let out (the paper's A, C and Z), `benefited` who has received (its B),
-`frozen` the encoder at the end of the preliminary rounds.
+The state's `shared` holds what each client has released (the paper's A, C and Z), `benefited` who has received (its B),
+`frozen` the encoder at the end of the preliminary rounds, `supplied` who has the decoder.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedsynth.federation import Federation, Replies, State
-from fedsynth.methods.feddpms.augmenting import name_scarce_classes, share_statistics
-from fedsynth.methods.feddpms.autoencoding import DECODER, VaeNet, VaeSpec, without
-from fedsynth.methods.feddpms.latent_release import (
+from fedsynth.components.loop import LoopState
+from fedsynth.federation import Federation, Message, Replies
+from fedsynth.learning.weights import Weights
+from fedsynth.methods.feddpms.clients import Order, ShareRequest, name_scarce_classes, share_statistics
+from fedsynth.methods.feddpms.matching import match
+from fedsynth.methods.feddpms.settings import FedDpmsConfig
+from fedsynth.synthesis.latent_statistics import (
     Calibration,
     LatentModel,
+    MeanSearch,
     decode,
     draw_images,
     honest_epsilons,
     latent_model,
 )
-from fedsynth.methods.feddpms.matching import match
+from fedsynth.synthesis.vae_classifier import DECODER, VaeNet, VaeSpec, without
 
-Order = dict[str, Any]
+
+class Shared(Message):
+    """What a client has released about its latents: noisy means with their classes, or statistics."""
+
+    means: Tensor | None = None
+    labels: Tensor | None = None
+    statistics: Tensor | None = None
+
+
+class DpmsState(LoopState):
+    """What FedDPMS carries from round to round beside the loop's own."""
+
+    START: ClassVar[dict[str, Any]] = {"shared": {}, "benefited": [], "supplied": [], "pictured": False, "n": 0}
+
+    shared: dict[str, Shared]
+    benefited: list[str]
+    supplied: list[str]
+    pictured: bool
+    frozen: Weights
+    n: int
 
 
 class Sharing:
     """How latents get from one client to another. This one shares nothing: the schedule without synthesis."""
 
-    def orders(self, state: State, chosen: list[str]) -> dict[str, Order]:
+    def orders(self, state: DpmsState, chosen: list[str]) -> dict[str, Order]:
         """What each of the chosen that has not benefited yet is given to synthesise from."""
         return {}
 
-    def request(self, state: State, client: str) -> dict[str, Any] | None:
+    def request(self, state: DpmsState, client: str) -> ShareRequest | None:
         """What a client is asked to share after its training; None when nothing."""
         return None
 
-    def collect(self, state: State, replies: Replies) -> None:
+    def collect(self, state: DpmsState, replies: Replies) -> None:
         """Keep what was shared after the training."""
 
-    def samples(self, state: State, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
+    def samples(self, state: DpmsState, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
         """Some images that receivers may make, for people to look at: post-processing of what was shared."""
         return torch.zeros((0, 1, 1, 1)), torch.zeros(0, dtype=torch.int64)
 
@@ -49,65 +72,60 @@ class Sharing:
 class Published(Sharing):
     """Algorithms 2 and 3: filtered noisy means, exact lists of scarce and abundant classes."""
 
-    def __init__(self, fed: Federation, cfg: Any, latent: int) -> None:
+    def __init__(self, fed: Federation, cfg: FedDpmsConfig, latent: int) -> None:
         self.fed, self.cfg, self.latent = fed, cfg, latent
-        self.claim = published_claim(cfg.quota, latent, cfg.sigma, cfg.privacy.delta)
+        assert isinstance(cfg.quota, int)  # the settings see to it
+        self.search = MeanSearch(quota=cfg.quota, sigma=cfg.sigma, certainty=cfg.least_certainty(), tries=cfg.tries)
+        self.claim = published_claim(self.search, latent, cfg.privacy.delta)
 
-    def orders(self, state: State, chosen: list[str]) -> dict[str, Order]:
+    def orders(self, state: DpmsState, chosen: list[str]) -> dict[str, Order]:
         """The means of the matched senders (algorithm 3)."""
         waiting = [client for client in chosen if client not in state.benefited]
         if not state.shared or not waiting:
             return {}
         lists = self.scarce(state, waiting)
-        abundant = {client: sorted(set(kept["labels"].tolist())) for client, kept in state.shared.items()}
+        abundant = {client: sorted(set(kept.labels.tolist())) for client, kept in state.shared.items()}  # type: ignore[union-attr]
         orders = {}
         for client, scarce in lists.items():
             rng = self.fed.rng(f"match {client}")
             found = [state.shared[sender] for sender in match(client, scarce, abundant, self.cfg.senders, rng)]
-            if any(len(kept["labels"]) for kept in found):
-                means, labels = (torch.cat([kept[name] for kept in found]) for name in ("means", "labels"))
-                orders[client] = {"kind": "means", "means": means, "labels": labels}
+            means, labels = joined_means(found)
+            if len(labels):
+                orders[client] = Order(means=means, labels=labels)
         return orders
 
-    def scarce(self, state: State, waiting: list[str]) -> dict[str, list[int]]:
+    def scarce(self, state: DpmsState, waiting: list[str]) -> dict[str, list[int]]:
         """The lists of those who can be reached."""
         replies = self.fed.broadcast(name_scarce_classes, to=waiting, n=self.n(state))
         return {client: reply.scarce for client, reply in replies.items()}
 
-    def n(self, state: State) -> int:
+    def n(self, state: DpmsState) -> int:
         """n of the paper; with "auto" the smallest number of decidedly scarce classes that a client reports."""
         if self.cfg.classes != "auto":
             return int(self.cfg.classes)
-        if "n" not in vars(state):
+        if not state.n:
             replies = self.fed.broadcast(name_scarce_classes, n=1)
             state.n = min((reply.decidedly for reply in replies.values()), default=1)
-        return int(state.n)
+        return state.n
 
-    def request(self, state: State, client: str) -> dict[str, Any] | None:
+    def request(self, state: DpmsState, client: str) -> ShareRequest | None:
         """A client that has not shared yet is asked to, once."""
         if client in state.shared:
             return None
-        return {
-            "heads": without(state.parts, [DECODER]),
-            "classes": self.n(state),
-            "quota": self.cfg.quota,
-            "sigma": self.cfg.sigma,
-            "certainty": self.cfg.least_certainty(),
-            "tries": self.cfg.tries,
-            "claimed": self.claim,
-        }
+        heads = without(state.parts, [DECODER])
+        return ShareRequest(heads=heads, classes=self.n(state), search=self.search, claimed=self.claim)
 
-    def collect(self, state: State, replies: Replies) -> None:
+    def collect(self, state: DpmsState, replies: Replies) -> None:
         """Algorithm 2, line 22."""
         new = {client: reply for client, reply in replies.items() if reply.means is not None}
         for client, reply in new.items():
-            if len(reply.labels) < self.cfg.quota * self.n(state):
+            if len(reply.labels) < self.search.quota * self.n(state):
                 self.fed.note("Some clients found fewer usable noisy means than the quota within the allowed draws.")
-            state.shared = state.shared | {client: {"means": reply.means, "labels": reply.labels}}
+            state.shared = state.shared | {client: Shared(means=reply.means, labels=reply.labels)}
 
-    def samples(self, state: State, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
+    def samples(self, state: DpmsState, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
         """Some of the shared means, decoded."""
-        means, labels = (torch.cat([kept[name] for kept in state.shared.values()]) for name in ("means", "labels"))
+        means, labels = joined_means(list(state.shared.values()))
         rows = torch.cat([torch.nonzero(labels == label)[:per_class, 0] for label in labels.unique()])
         return decode(net, means[rows], labels[rows]), labels[rows]
 
@@ -115,22 +133,22 @@ class Published(Sharing):
 class Calibrated(Sharing):
     """Statistics with calibrated noise, from every client once; the receiver draws what it lacks."""
 
-    def __init__(self, fed: Federation, cfg: Any, latent: int, vae: VaeSpec) -> None:
+    def __init__(self, fed: Federation, cfg: FedDpmsConfig, latent: int, vae: VaeSpec) -> None:
         self.fed, self.cfg, self.latent, self.vae = fed, cfg, latent, vae
         # The second moment is left out where nobody reads it.
         self.noise = Calibration(cfg.epsilon, cfg.privacy.delta, cfg.clip, moments=cfg.spread is None)
 
-    def orders(self, state: State, chosen: list[str]) -> dict[str, Order]:
+    def orders(self, state: DpmsState, chosen: list[str]) -> dict[str, Order]:
         """For each receiver, where to draw the latents of each class."""
         self.gather(state, [client for client in chosen if client not in state.shared])
         orders = {}
         for client in chosen:
             latents = self.latents(state, exclude=client)
             if client not in state.benefited and latents is not None and bool(latents.known.any()):
-                orders[client] = {"kind": "latents", **vars(latents)}
+                orders[client] = Order(latents=latents)
         return orders
 
-    def gather(self, state: State, clients: list[str]) -> None:
+    def gather(self, state: DpmsState, clients: list[str]) -> None:
         """The statistics of clients that have not sent theirs, by the encoder that the decoder was trained with."""
         if not clients:
             return
@@ -139,14 +157,15 @@ class Calibrated(Sharing):
             to=clients,
             model=state.frozen,
             spec=self.cfg.model,
-            vae=vars(self.vae),
-            calibration=vars(self.noise),
+            vae=self.vae,
+            calibration=self.noise,
         )
-        state.shared = state.shared | {client: {"statistics": r.statistics} for client, r in replies.items()}
+        state.shared = state.shared | {client: Shared(statistics=r.statistics) for client, r in replies.items()}
 
-    def latents(self, state: State, exclude: str = "") -> LatentModel | None:
+    def latents(self, state: DpmsState, exclude: str = "") -> LatentModel | None:
         """Per class, the pooled statistics of the clients with the largest noisy counts."""
-        others = [kept["statistics"] for client, kept in state.shared.items() if client != exclude]
+        shared = [kept.statistics for client, kept in state.shared.items() if client != exclude]
+        others = [statistics for statistics in shared if statistics is not None]
         if not others:
             return None
         models = []
@@ -156,9 +175,10 @@ class Calibrated(Sharing):
                 latent_model([r[label : label + 1] for r in ranked], self.latent, self.noise, self.cfg.spread)
             )
         mean, spread, known = (torch.cat([getattr(m, name) for m in models]) for name in ("mean", "spread", "known"))
-        return LatentModel(mean, spread if self.cfg.spread else self.cfg.widening * spread, known)
+        spread = spread if self.cfg.spread else self.cfg.widening * spread
+        return LatentModel(mean=mean, spread=spread, known=known)
 
-    def samples(self, state: State, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
+    def samples(self, state: DpmsState, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
         """Draws from everybody's statistics."""
         latents = self.latents(state)
         assert latents is not None
@@ -166,16 +186,23 @@ class Calibrated(Sharing):
         return draw_images(net, latents, wanted, self.cfg.least_certainty(), self.cfg.tries, self.fed.rng("samples"))
 
 
-def published_claim(quota: int, latent: int, sigma: float, delta: float) -> str:
+def joined_means(shared: list[Shared]) -> tuple[Tensor, Tensor]:
+    """All noisy means of several senders, and their classes."""
+    means = [kept.means for kept in shared if kept.means is not None]
+    labels = [kept.labels for kept in shared if kept.labels is not None]
+    return (torch.cat(means), torch.cat(labels)) if means else (torch.zeros((0, 1)), torch.zeros(0, dtype=torch.int64))
+
+
+def published_claim(search: MeanSearch, latent: int, delta: float) -> str:
     """What the published noise is worth, in words."""
-    readings = honest_epsilons(quota, latent, sigma, delta)
-    told = "; ".join(
+    readings = honest_epsilons(search.quota, latent, search.sigma, delta)
+    values = "; ".join(
         f"reading {name}: " + ", ".join(f"{value:.4f} (m = {m})" for m, value in by_m.items())
         for name, by_m in readings.items()
     )
     return (
-        "The published noise on latent means, honestly counted, would give ε per record (add or remove one, "
-        f"δ = {delta:g}) for a class of m examples, α = {quota}, l = {latent}, σ = {sigma:g}: {told}; were the encoder "
-        "public and nothing filtered. As published there is no finite ε: the filter, the encoder and the class lists "
-        "depend on the data"
+        "The published noise on latent means, honestly counted, would give ε per record (add or remove one, δ = "
+        f"{delta:g}) for a class of m examples, α = {search.quota}, l = {latent}, σ = {search.sigma:g}: {values}; were "
+        "the encoder public and nothing filtered. As published there is no finite ε: the filter, the encoder and the "
+        "class lists depend on the data"
     )

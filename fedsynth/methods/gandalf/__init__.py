@@ -1,10 +1,10 @@
-"""GANDALF (algorithms 1 to 4): groups of alike clients train GANs by hand-off, clients fill up what they lack with
-them, then groups with an even mix train the classifier in turn.
+"""GANDALF (algorithms 1 to 4): groups of similar clients train GANs by hand-off, clients top up what they lack with
+them, then the classifier is trained sequentially in groups with an even mix.
 
-Phase 1: clients tell how many examples of each class they have, once; K-means makes groups of alike clients; in each
-group a GAN passes from client to client. Phase 2: a client gets the generators whose groups differ most from it and
-makes what it lacks to an even mix, times τ; what cannot be made is filled up by turned and shifted copies, at most two
-of each image. Phase 3: see `mediated.py`.
+Phase 1: clients release how many examples of each class they have, once; K-means makes groups of similar clients; in
+each group a GAN passes from client to client. Phase 2: a client gets the generators whose groups differ most from it
+and generates what it lacks to an even mix, times τ; what cannot be generated is topped up by augmented copies, at most
+two of each image. Phase 3: see `components/sequential.py`.
 
 Deviations. Labels: the paper's GANs know no classes, and it is silent on where labels come from (the authors' code has
 a trained classifier). By default GANs are told the class here, so that H = A·B is solved class by class;
@@ -16,43 +16,34 @@ noise on weights is `privacy.updates = "gaussian"` with `noise = 1e-5`; nothing 
 and classifier are trained by DP-SGD and amounts follow the noisy counts.
 
 Variants: Private FL-GAN has one group, SDA-FL one for each client, FedDPGAN averages one GAN over all clients.
-Without synthesis and with a mediator for each client it is FedAvg to the last bit.
+Without synthesis and with a mediator for each client it is FedAvg, bit-identical.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import torch
 
-from fedsynth.components.ablations import real_images
+from fedsynth.components.ablations import Controls, draw_from_all
 from fedsynth.components.class_counts import class_counts, noise_of_counts
-from fedsynth.components.filling import choose_generators
-from fedsynth.components.grouping import balanced_groups
-from fedsynth.components.sequential import grouped_slots, mediated_loop
-from fedsynth.components.synthetic_store import KeptImages
+from fedsynth.components.sequential import SequentialLoop
+from fedsynth.components.synthetic_data import GeneratedSamples, KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.learning.grouping import balanced_groups
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.feddpms.autoencoding import require_images
-from fedsynth.methods.gandalf.handoff import GanTrainer, alike_groups
+from fedsynth.methods.gandalf.clients import Generators, TopUp, surely_there, top_up
+from fedsynth.methods.gandalf.handoff import GanTrainer, choose_generators, group_similar
 from fedsynth.methods.gandalf.settings import AveragedConfig, EachAloneConfig, GandalfConfig, OneGroupConfig
-from fedsynth.methods.gandalf.visits import Filling, Generators, fill_shortage, surely_there
-from fedsynth.synthesis.gan import generator_weights, load_generator, make_images
-from fedsynth.synthesis.gan_watch import COLLAPSED, mean_distance
+from fedsynth.synthesis.gan import COLLAPSED, draw_some, generator_weights, load_generator, mean_distance
 
 ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
-PICTURED = 50  # images of each class that a GAN shows; pictures have the first ten, `quality` judges all
+PICTURED = 50  # images of each class that a GAN shows; pictures have the first ten, `quality` evaluates all
 
 
-class GeneratedImages(KeptImages, name="generated"):
-    """The client's own examples and those it has made with generators that are protected."""
-
-    post_processing: ClassVar[bool] = True
-
-
-CONTROLS: dict[str, dict[str, Any]] = {
+CONTROLS: Controls = {
     "without synthesis": {"synthetic": "none", "static": False},
     "static copies only": {"synthetic": "none"},
     "noise": {"synthetic": "noise"},
@@ -66,7 +57,7 @@ OFF = {"synthetic": "none", "static": False, "mediators": 10**6}
 
 @method("gandalf", config=GandalfConfig, controls=CONTROLS, fedavg_when=OFF)
 def gandalf(fed: Federation, cfg: GandalfConfig) -> Outcome:
-    """Groups of alike clients train GANs in turn; clients fill up the classes they lack with them."""
+    """Groups of similar clients train GANs in turn; clients top up the classes they lack with them."""
     return Gandalf(fed, cfg).run()
 
 
@@ -88,127 +79,111 @@ def feddpgan(fed: Federation, cfg: AveragedConfig) -> Outcome:
     return Gandalf(fed, cfg).run()
 
 
+@dataclass(frozen=True)
+class GroupGan:
+    """What a group of similar clients has trained: its generator, the classes it has learnt, what the group has."""
+
+    clients: list[str]
+    generator: Weights
+    known: np.ndarray
+    mix: np.ndarray
+
+
 class Gandalf:
     """The three phases."""
 
     def __init__(self, fed: Federation, cfg: GandalfConfig) -> None:
         self.fed, self.cfg, self.spec = fed, cfg, cfg.gan_spec()
-        self.local_data = GeneratedImages() if cfg.private else KeptImages()
         if cfg.local_data is not None:
             raise ConfigError("GANDALF trains on data of its own making: remove method.local_data.")
-        grouped_slots(fed, cfg, local_data=self.local_data)  # before anything leaves a client
+        # Mistakes are found before anything leaves a client.
+        self.loop = SequentialLoop(fed, cfg, local_data=GeneratedSamples() if cfg.private else KeptSamples())
         if cfg.private and cfg.static:
-            fed.note("No turned and shifted copies were made: with dp_sgd every record must count once.")
+            fed.note("No augmented copies were made: with dp_sgd every record must count once.")
 
     def run(self) -> Outcome:
-        """Train GANs, fill up, train."""
+        """Train GANs, top up, train."""
         fed, cfg = self.fed, self.cfg
-        self.counts = fed.once("count classes", self.told_counts)
+        counting = partial(class_counts, fed, cfg.counts_epsilon, cfg.privacy.delta, cfg.private, ATTEMPTS)
+        self.counts = fed.once("count classes", counting)
         table = np.stack([self.counts.get(client, np.zeros(fed.schema.classes)) for client in fed.clients])
         even = [[fed.clients[row] for row in group] for group in balanced_groups(table, cfg.mediators)]
         if cfg.tau and (cfg.synthetic != "none" or cfg.static):
-            require_images(fed.schema)
-            self.augment(even)
-        return Outcome(mediated_loop(fed, cfg, even, local_data=self.local_data).model)
+            fed.schema.require_images()
+            gans = self.train_gans() if cfg.synthetic != "none" and self.counts else []
+            labeller = self.train_labeller(even) if gans and cfg.labeller == "federated" else {}
+            fed.once("top up", lambda: self.top_up(gans, labeller))
+        return self.loop.run(even)
 
-    def told_counts(self) -> dict[str, np.ndarray]:
-        """Everybody's class counts; those who do not answer are asked again."""
-        epsilon, delta = self.cfg.counts_epsilon, self.cfg.privacy.delta
-        told: dict[str, np.ndarray] = {}
-        for _ in range(ATTEMPTS):
-            missing = [client for client in self.fed.clients if client not in told]
-            if missing:
-                told |= class_counts(self.fed, epsilon, delta, to=missing, keep=self.cfg.private)
-        return told
+    def train_gans(self) -> list[GroupGan]:
+        """Phase 1: a GAN for each group of similar clients, and the classes that it has learnt."""
+        wanted = len(self.counts) if self.cfg.groups == "all" else self.cfg.groups
+        groups = self.fed.once("groups", lambda: group_similar(self.fed, self.counts, wanted))
+        weights = GanTrainer(self.fed, self.cfg, groups, self.counts).train()
+        sigma, gans = noise_of_counts(self.cfg.counts_epsilon, self.cfg.privacy.delta), []
+        for group, gan in zip(groups, weights, strict=True):
+            counts = [self.counts[client] for client in group]
+            mix = np.sum(counts, axis=0)
+            known = surely_there(mix, sigma, len(group))
+            if self.cfg.private:  # each learns the classes that its own counts are sure of, and no others
+                known = np.asarray(np.any([surely_there(own, sigma, 1) for own in counts], axis=0))
+            gans.append(GroupGan(group, generator_weights(gan), known, mix))
+        return gans
 
-    # -- phase 2 ------------------------------------------------------------------------------------------------
+    def train_labeller(self, groups: list[list[str]]) -> Weights:
+        """A classifier that labels what GANs without classes generate."""
+        short = self.cfg.train.model_copy(update={"rounds": self.cfg.labeller_rounds})
+        loop = SequentialLoop(self.fed, self.cfg.model_copy(update={"train": short}))
+        return loop.prepare_model(groups, "labeller", self.cfg.labeller_rounds)
 
-    def augment(self, even: list[list[str]]) -> None:
-        """Train what is needed, then have every client fill up what it lacks."""
-        groups, gans, labeller = [], [], {}
-        if self.cfg.synthetic != "none" and self.counts:
-            wanted = len(self.counts) if self.cfg.groups == "all" else self.cfg.groups
-            groups = self.fed.once("groups", lambda: alike_groups(self.fed, self.counts, wanted))
-            gans = [generator_weights(gan) for gan in GanTrainer(self.fed, self.cfg, groups, self.counts).train()]
-            if self.cfg.labeller == "federated":
-                short = self.cfg.model_copy(
-                    update={"train": self.cfg.train.model_copy(update={"rounds": self.cfg.labeller_rounds})}
-                )
-                labeller = mediated_loop(self.fed, short, even, phase="labeller").model
-        self.fed.once("fill up", lambda: self.fill_up(groups, gans, labeller))
-
-    def fill_up(self, groups: list[list[str]], gans: list[Weights], labeller: Weights) -> dict[str, Any]:
-        """Send every client its generators; those who do not answer are asked again."""
+    def top_up(self, gans: list[GroupGan], labeller: Weights) -> list[str]:
+        """Phase 2: send every client its generators; the clients that could not be reached."""
         cfg, fed = self.cfg, self.fed
-        mixes = [np.sum([self.counts[client] for client in group], axis=0) for group in groups]
-        known = [self.learnt(group) for group in groups]
-        filling = Filling(
+        how = TopUp(
             tau=cfg.tau,
-            static=vars(cfg.how()) if cfg.static and not cfg.private else None,
+            static=cfg.static_augmentation() if cfg.static and not cfg.private else None,
             synthetic=cfg.synthetic,
             noisy=cfg.private,
             labeller=labeller,
             spec=cfg.model,
-            real=real_images(fed) if cfg.synthetic == "real" else {},
+            real=draw_from_all(fed) if cfg.synthetic == "real" else None,
         )
-        left = list(fed.clients)
-        for _ in range(ATTEMPTS):
-            orders = {client: self.order(client, gans, mixes, known) for client in left}
-            replies = fed.scatter(
-                fill_shortage, {c: {"generators": dict(o), "how": dict(filling)} for c, o in orders.items()}
-            )
-            left = [client for client in left if client not in replies]
-            if not left:
-                break
-        if left:
-            fed.note(f"Could not be reached to make images: {', '.join(left)}.")
-        self.show(groups, gans, known)
-        return {"missed": left}
+        requests = {client: {"generators": self.generators(client, gans), "how": how} for client in fed.clients}
+        missed = list(fed.scatter(top_up, requests, attempts=ATTEMPTS).failures)
+        if missed:
+            fed.note(f"Could not be reached to generate images: {', '.join(missed)}.")
+        if gans:
+            self.show(gans)
+        return missed
 
-    def learnt(self, group: list[str]) -> np.ndarray:
-        """The classes that a group's GAN has learnt, by the counts that its clients have told."""
-        sigma = noise_of_counts(self.cfg.counts_epsilon, self.cfg.privacy.delta)
-        counts = [self.counts[client] for client in group]
-        if self.cfg.private:  # each learns the classes that its own counts are sure of, and no others
-            return np.asarray(np.any([surely_there(own, sigma, 1) for own in counts], axis=0))
-        return surely_there(np.sum(counts, axis=0), sigma, len(group))
-
-    def order(self, client: str, gans: list[Weights], mixes: list[np.ndarray], known: list[np.ndarray]) -> Generators:
-        """The generators whose groups differ most from the client (all, where it has told nothing)."""
-        chosen = list(range(len(gans)))
+    def generators(self, client: str, gans: list[GroupGan]) -> Generators:
+        """The generators whose groups differ most from the client (all, where it has released no counts)."""
         if self.cfg.generators is not None and client in self.counts and gans:
-            chosen = choose_generators(self.counts[client], mixes, self.cfg.generators)
+            chosen = choose_generators(self.counts[client], [gan.mix for gan in gans], self.cfg.generators)
+            gans = [gans[number] for number in chosen]
         return Generators(
             spec=self.spec,
-            weights=[gans[g] for g in chosen],
-            known=[known[g].tolist() for g in chosen],
-            mixes=[np.clip(mixes[g], 0, None).tolist() for g in chosen],
+            weights=[gan.generator for gan in gans],
+            known=[gan.known.tolist() for gan in gans],
+            mixes=[np.clip(gan.mix, 0, None).tolist() for gan in gans],
         )
 
-    def show(self, groups: list[list[str]], gans: list[Weights], known: list[np.ndarray]) -> None:
+    def show(self, gans: list[GroupGan]) -> None:
         """Pictures of what each GAN makes, and a table that tells whether its images differ from one another."""
-        rows: list[list[Any]] = []
-        for number, (weights, group, there) in enumerate(zip(gans, groups, known, strict=True), 1):
-            images, labels = self.samples(weights, there, number)
+        rows: list[list[str | float | int | None]] = []
+        for number, gan in enumerate(gans, 1):
+            generator = load_generator(self.spec, self.fed.schema.shape, self.fed.schema.classes, gan.generator)
+            known, rng = np.flatnonzero(gan.known), self.fed.rng(f"picture {number}")
+            images, labels = draw_some(generator, self.spec, known, PICTURED, rng)
             self.fed.show(f"gan-{number}", images, labels)
-            apart = [float(mean_distance(images[labels == c])) for c in labels.unique().tolist()]
+            apart = [mean_distance(images[labels == label]) for label in labels.unique().tolist()]
             least, mean = (min(apart), sum(apart) / len(apart)) if apart else (None, None)
-            rows.append([f"GAN {number}", len(group), int(there.sum()), mean, least])
+            rows.append([f"GAN {number}", len(gan.clients), len(known), mean, least])
             if least is not None and mean is not None and least < COLLAPSED * mean:
                 self.fed.note(
-                    f"GAN {number} makes nearly the same image of a class again and again: look at its picture."
+                    f"GAN {number} generates nearly the same image of a class again and again: look at its picture."
                 )
-        if rows:
-            columns = ["", "clients", "classes", "distance of two images of a class", "of the class with the least"]
-            self.fed.record("GANs", {"kind": "table", "columns": columns, "rows": rows})
-            named = {f"GAN {number}": group for number, group in enumerate(groups, 1)}
-            self.fed.record("groups that train a GAN", {"kind": "groups", "groups": named})
-
-    def samples(self, weights: Weights, there: np.ndarray, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A few images of each class that a GAN knows; of a GAN that knows no classes, a few of any."""
-        generator = load_generator(self.spec, self.fed.schema.shape, self.fed.schema.classes, weights)
-        rng = self.fed.rng(f"picture {number}")
-        if self.spec.conditional:
-            labels = torch.from_numpy(np.flatnonzero(there)).repeat_interleave(PICTURED)
-            return make_images(generator, self.spec, labels, rng), labels
-        return make_images(generator, self.spec, None, rng, count=PICTURED), torch.zeros(PICTURED, dtype=torch.int64)
+        columns = ["", "clients", "classes", "distance of two images of a class", "of the class with the least"]
+        self.fed.record("GANs", {"kind": "table", "columns": columns, "rows": rows})
+        named = {f"GAN {number}": gan.clients for number, gan in enumerate(gans, 1)}
+        self.fed.record("groups that train a GAN", {"kind": "groups", "groups": named})

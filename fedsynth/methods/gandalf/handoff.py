@@ -1,28 +1,27 @@
-"""Phase 1 of GANDALF: groups of alike clients, and a GAN for each that passes from client to client (algorithm 1)."""
+"""Phase 1 of GANDALF: groups of similar clients, and a GAN for each that passes from client to client (algorithm 1)."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from fedsynth.components.class_counts import noise_of_counts
-from fedsynth.components.grouping import shares, similar_groups
-from fedsynth.components.update_privacy import chosen_protection
+from fedsynth.components.loop import update_privacy
 from fedsynth.federation import Federation, State
 from fedsynth.learning.aggregators import weighted_mean
+from fedsynth.learning.grouping import kl, shares, similar_groups
 from fedsynth.learning.weights import Weights
+from fedsynth.methods.gandalf.clients import GanVisit, train_gan_visit
 from fedsynth.methods.gandalf.settings import GandalfConfig
-from fedsynth.methods.gandalf.visits import train_gan_visit
 from fedsynth.seeding import derive
 from fedsynth.synthesis.gan import build_gan
 
 
-def alike_groups(fed: Federation, counts: Mapping[str, np.ndarray], groups: int) -> list[list[str]]:
-    """Groups of clients with similar classes (algorithm 2); who told nothing is in none."""
+def group_similar(fed: Federation, counts: Mapping[str, np.ndarray], groups: int) -> list[list[str]]:
+    """Groups of clients with similar classes (algorithm 2); who released no counts is in none."""
     clients = list(counts)
     if groups > len(clients):
         fed.note(f"{groups} groups were asked for, but there are {len(clients)} clients: one group for each.")
@@ -37,20 +36,20 @@ class GanTrainer:
         self, fed: Federation, cfg: GandalfConfig, groups: list[list[str]], counts: Mapping[str, np.ndarray]
     ) -> None:
         self.fed, self.cfg, self.groups, self.counts = fed, cfg, groups, counts
-        protection = chosen_protection(cfg)
-        if protection is not None and cfg.gan_epsilon is not None:
-            protection = protection.model_copy(update={"target": cfg.gan_epsilon, "noise": None})
+        updates = update_privacy(cfg)
+        if cfg.gan_epsilon is not None:
+            updates = updates.model_copy(update={"target": cfg.gan_epsilon, "noise": None})
         self.visits = math.ceil(cfg.gan_steps / cfg.visit_steps)  # of one GAN
-        self.longest = 1 if cfg.averaged else max(map(len, groups))  # visits of a round
-        self.rounds = math.ceil(self.visits / self.longest)
-        self.request: dict[str, Any] = {
-            "spec": cfg.gan_spec(),
-            "training": cfg.gan_training(),
-            "steps": cfg.visit_steps,
-            "keep_moments": cfg.moments and not cfg.private and not cfg.averaged,
-            "sigma": noise_of_counts(cfg.counts_epsilon, cfg.privacy.delta),
-            **({"protection": protection} if protection else {}),
-        }
+        self.longest = 1 if cfg.averaged else max(map(len, groups))  # visits of a step of the phase
+        self.steps = math.ceil(self.visits / self.longest)
+        self.visit = GanVisit(
+            spec=cfg.gan_spec(),
+            training=cfg.gan_training(),
+            steps=cfg.visit_steps,
+            keep_moments=cfg.moments and not cfg.private and not cfg.averaged,
+            sigma=noise_of_counts(cfg.counts_epsilon, cfg.privacy.delta),
+            updates=updates,
+        )
 
     def train(self) -> list[Weights]:
         """The weights of the GANs, in the order of the groups."""
@@ -58,27 +57,28 @@ class GanTrainer:
         seeds = [derive(self.fed.seed, "gan", str(number)) for number in range(len(self.groups))]
         fresh = [build_gan(cfg.gan_spec(), schema.shape, schema.classes, seed) for seed in seeds]
         state = State(gans=[gan.weights() for gan in fresh], moments=[{} for _ in fresh], completed={}, losses=[])
-        for index in self.fed.rounds("gans", self.rounds, state):
+        for index in self.fed.steps("GANs", self.steps, state):
             losses = self.average(state) if cfg.averaged else self.hand_on(state, self.stops(index))
             state.losses = [*state.losses, losses]
             state.finished = flat(state.losses, cfg.flat)
         return list(state.gans)
 
     def stops(self, index: int) -> int:
-        """Visits of a GAN in a round."""
+        """Visits of a GAN in a step of the phase."""
         return min(self.longest, self.visits - (index - 1) * self.longest)
 
-    def planned(self, group: list[str]) -> dict[str, int]:
-        """How often a client of a group will be visited at most: private noise answers to it."""
+    def planned(self, group: list[str]) -> GanVisit:
+        """The visit of a client of a group, with how often it will come at most."""
         if self.cfg.gan_epsilon is None:
-            return {}
+            return self.visit
         width = 1 if self.cfg.averaged else len(group)
-        return {"visits": sum(math.ceil(self.stops(index) / width) for index in range(1, self.rounds + 1))}
+        visits = sum(math.ceil(self.stops(index) / width) for index in range(1, self.steps + 1))
+        return self.visit.model_copy(update={"visits": visits})
 
     def hand_on(self, state: State, stops: int) -> list[float]:
         """The GANs pass through so many clients of their groups, side by side; the losses of the last visits."""
         travelling = zip(state.gans, state.moments, self.groups, strict=True)
-        start = [{"gan": g, "moments": m, **self.request, **self.planned(group)} for g, m, group in travelling]
+        start = [{"gan": g, "moments": m, "visit": self.planned(group)} for g, m, group in travelling]
         planned = self.cfg.gan_epsilon is not None
         routes = [self.cfg.route(group, stops, state.completed, planned) for group in self.groups]
         carried = self.fed.relay(train_gan_visit, start, routes)
@@ -89,8 +89,9 @@ class GanTrainer:
 
     def average(self, state: State) -> list[float]:
         """All clients train the GAN by themselves, and it is averaged (FedDPGAN)."""
-        request = {**self.request, **self.planned(self.groups[0])}
-        replies = self.fed.broadcast(train_gan_visit, to=self.groups[0], gan=state.gans[0], moments={}, **request)
+        group = self.groups[0]
+        fields = {"gan": state.gans[0], "moments": {}, "visit": self.planned(group)}
+        replies = self.fed.broadcast(train_gan_visit, to=group, **fields)
         if not replies:
             return []
         sizes = {client: max(1.0, float(np.clip(self.counts[client], 0, None).sum())) for client in replies}
@@ -100,8 +101,18 @@ class GanTrainer:
 
 
 def flat(losses: list[list[float]], tolerance: float) -> bool:
-    """Whether no loss changed by more than this share in the last round."""
+    """Whether no loss changed by more than this share in the last step."""
     if not tolerance or len(losses) < 2 or not losses[-1] or len(losses[-1]) != len(losses[-2]):
         return False
     before, now = np.array(losses[-2]), np.array(losses[-1])
     return bool((np.abs(now - before) <= tolerance * np.maximum(np.abs(before), 1e-12)).all())
+
+
+def choose_generators(client_mix: np.ndarray, mixes: list[np.ndarray], j: int) -> list[int]:
+    """The J groups whose class mix diverges most from the client's, the farthest first; all where there are fewer.
+
+    KL(group ‖ client) is large where a group has what the client lacks. The other way round it would be large where the
+    group lacks what the client has, which is of no use to it.
+    """
+    divergence = kl(np.stack(mixes), np.asarray(client_mix))
+    return [int(group) for group in np.argsort(-divergence, kind="stable")[:j]]

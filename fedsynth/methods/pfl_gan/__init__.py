@@ -1,21 +1,21 @@
-"""PFL-GAN (algorithm 1): one model per client, helped by images of the clients that are like it.
+"""PFL-GAN (algorithm 1): one model per client, helped by synthetic images of similar clients.
 
-Every client trains a conditional GAN and sends its generator. The server makes a balanced set with each, embeds it with
+Every client trains a conditional GAN and sends its generator. The server draws a balanced set with each, embeds it with
 an auto-encoder, and takes d_ij = KL(P_i ‖ P_j) of the mean softmaxed embeddings. T_i has ⌊S_ij⌋ samples of every
-neighbour j; a refined GAN is trained on it and sent to client i, which trains its own classifier on private and made
-images. See `client_gans.py`, `similarity.py`, `refining.py` and `beside_made.py`.
+neighbour j; a refined GAN is trained on it and sent to client i, which trains its own classifier on private and
+synthetic images. See `client_gans.py`, `similarity.py`, `refining.py` and `mixed_batches.py`.
 
 Deviations. The discriminator is of no use to the server and stays at the client. The client itself is not among its
-neighbours, and enters neither τ_i, σ_i nor T_i, which the paper leaves open. c is the size of a made set. Neighbours
+neighbours, and enters neither τ_i, σ_i nor T_i, which the paper leaves open. c is the size of a drawn set. Neighbours
 are those of a clearly separate group, everybody where there is none; `form = "published"` has the mean (eq. 6), which
-always cuts off some, interchangeable clients too. The auto-encoder learns from the made sets, so that no public set is
+always cuts off some, interchangeable clients too. The auto-encoder learns from the drawn sets, so that no public set is
 needed; the paper's is pre-trained on one data set and not described further. GANs and classifier are not described
-either: ours are small. Made images come fresh at each step, beside the private batch and as many as it has (published:
-50). A client without neighbours trains alone. `use = "direct"` trains on T_i itself, without refined GANs;
+either: ours are small. Synthetic images come fresh at each step, in mixed batches, as many as the private batch has
+(published: 50). A client without neighbours trains alone. `use = "direct"` trains on T_i itself, without refined GANs;
 `refine = "group"` trains one refined GAN for a whole group, on the sets of all its members.
 
 Nothing protects the generators, unless `privacy.updates = "dp_sgd"`: then the critics are trained by DP-SGD, clients do
-not say which classes they have, and the generators are all that leaves. Without synthesis it is `local` to the bit.
+not say which classes they have, and the generators are all that leaves. Without synthesis it is `local`, bit-identical.
 """
 
 from __future__ import annotations
@@ -25,40 +25,47 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 
-from fedsynth.components.ablations import draw_real_samples
-from fedsynth.components.settings import MethodConfig, PublishedForm
+from fedsynth.components.ablations import CROSSED, Controls, draw_real_samples
+from fedsynth.components.settings import PublishedForm
+from fedsynth.components.synthetic_samples import Samples, as_bytes
 from fedsynth.federation import Federation, Outcome, State, method
-from fedsynth.methods.pfl_gan.beside_made import deliver, receive_generator, receive_images, train_beside_made
-from fedsynth.methods.pfl_gan.client_gans import GanSettings, Likeness, MadeSet, as_floats, find_likeness
-from fedsynth.methods.pfl_gan.refining import group_sets, refined_gans, server_sets
-from fedsynth.synthesis.gan import load_generator, make_images
+from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanConfig, GanRequest, Similarity, find_similar
+from fedsynth.methods.pfl_gan.mixed_batches import (
+    KeptGenerator,
+    deliver,
+    receive_generator,
+    receive_samples,
+    train_on_mixed_batches,
+)
+from fedsynth.methods.pfl_gan.refining import group_sets, refine_gans, server_sets
+from fedsynth.synthesis.gan import draw_some, load_generator
 
-PICTURED = 50  # images of each class that are shown; pictures have the first ten, `quality` judges all
+PICTURED = 50  # images of each class that are shown; pictures have the first ten, `quality` evaluates all
 PICTURED_GROUPS = 4
 
 
-class PflGanConfig(PublishedForm, GanSettings, MethodConfig):
+class PflGanConfig(PublishedForm, GanConfig):
     """PFL-GAN's settings."""
 
     search: ClassVar[dict[str, tuple[float, float]]] = {"gan_lr": (5e-4, 5e-3)}
 
-    published: ClassVar[dict[str, Any]] = {"threshold": "mean", "made_per_class": 1000, "made_per_step": 50}
-    needs_single: ClassVar[str] = "its server works with the generator of each client"
+    published: ClassVar[dict[str, Any]] = {"threshold": "mean", "samples_per_class": 1000, "synthetic_per_step": 50}
+    requires_individual_updates: ClassVar[str] = "its server works with the generator of each client"
 
     protects: ClassVar[bool] = True  # what leaves: the generators
 
     use: Literal["refined", "direct"] = Field(
-        "refined", description="what clients train beside: images of a refined GAN, or the set T_i itself"
+        "refined", description="what mixed batches take: images of a refined GAN, or of the set T_i itself"
     )
     refine: Literal["client", "group"] = Field(
         "client", description="a refined GAN for each client, or one for each group of clients"
     )
     refined_steps: int = Field(1000, ge=0, description="generator steps of a refined GAN")
-    made: Literal["step", "once"] = Field(
-        "step", description="a refined GAN's images: made afresh at each step, or once, as many as T_i has"
+    draws: Literal["fresh", "once"] = Field(
+        "fresh", description="a refined GAN's images: drawn anew at each step, or once, as many as T_i has"
     )
-    made_per_step: int | None = Field(
-        None, ge=0, description="made images beside each private batch; none given: as many as the batch has"
+    synthetic_per_step: int | None = Field(
+        None, ge=0, description="synthetic images in a mixed batch; none given: as many as the private batch has"
     )
     synthetic: Literal["generated", "noise", "real", "none"] = Field(
         "generated", description="controls: noise or neighbours' real images with the same labels, or nothing instead"
@@ -75,7 +82,7 @@ class PflGanConfig(PublishedForm, GanSettings, MethodConfig):
         return self
 
 
-CONTROLS: dict[str, dict[str, Any]] = {
+CONTROLS: Controls = {
     "without synthesis": {"synthetic": "none"},
     "noise": {"synthetic": "noise"},
     "real samples": {"synthetic": "real"},
@@ -86,70 +93,70 @@ CONTROLS: dict[str, dict[str, Any]] = {
 
 @method("pfl_gan", config=PflGanConfig, model="pfl_cnn", controls=CONTROLS)
 def pfl_gan(fed: Federation, cfg: PflGanConfig) -> Outcome:
-    """Clients that are alike, by GANs they share, help each other with made images; one model per client."""
+    """Clients that are similar, by GANs they share, help each other with synthetic images; one model per client."""
     if cfg.synthetic != "none":
-        likeness = find_likeness(fed, cfg)
-        show_own(fed, likeness)
-        hand_out(fed, cfg, likeness)
-    per_step = cfg.train.batch_size if cfg.made_per_step is None else cfg.made_per_step
+        similar = find_similar(fed, cfg)
+        show_own(fed, similar)
+        hand_out(fed, cfg, similar)
+    per_step = cfg.train.batch_size if cfg.synthetic_per_step is None else cfg.synthetic_per_step
     state = State(model=None, personal="alone")
     for index in fed.rounds("train", cfg.train.rounds, state):
-        fed.broadcast(train_beside_made, spec=cfg.model, training=cfg.train.local(index), per_step=per_step)
+        fed.broadcast(train_on_mixed_batches, spec=cfg.model, training=cfg.train.local(index), per_step=per_step)
     return Outcome(None, personal="alone", no_global="every client has a model of its own")
 
 
-def hand_out(fed: Federation, cfg: PflGanConfig, likeness: Likeness) -> None:
+def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     """Lines 13 to 16: give every client that has neighbours T_i, or a refined GAN made of it."""
-    sets = likeness.sets
+    sets = similar.sets
     if cfg.synthetic == "real":
-        sets = fed.once("real samples", lambda: real_sets(fed, cfg))
-    given = server_sets(likeness, sets, cfg.threshold)
+        sets = fed.once("real samples", lambda: real_sets(fed, cfg), dict[str, Samples])
+    given = server_sets(similar, sets, cfg.threshold)
     alone = [client for client in fed.clients if client not in given]
     if alone:
         fed.note(f"No neighbours, so trained alone: {', '.join(alone)}.")
-    noise = {"noise": True} if cfg.synthetic == "noise" else {}
+    noise = cfg.synthetic == "noise"
     if cfg.use == "direct" or cfg.synthetic == "real":
-        fed.once("hand out sets", lambda: deliver(fed, receive_images, {c: {**s, **noise} for c, s in given.items()}))
+        samples: dict[str, dict[str, object]] = {c: {"samples": s, "noise": noise} for c, s in given.items()}
+        fed.once("hand out sets", lambda: deliver(fed, receive_samples, samples))
         return
     uses = {client: client for client in given}
     trained_on = given
     if cfg.refine == "group":
-        trained_on, uses = group_sets(likeness, sets)
+        trained_on, uses = group_sets(similar, sets)
         uses = {client: of for client, of in uses.items() if client in given}
-    refined = refined_gans(fed, cfg, trained_on)
-    pools = {c: {"pool": len(given[c]["labels"])} if cfg.made == "once" else {} for c in uses}
-    orders = {c: {**refined[of], "spec": cfg.gan_spec(), **pools[c], **noise} for c, of in uses.items()}
-    fed.once("hand out generators", lambda: deliver(fed, receive_generator, orders))
-    show_refined(fed, cfg, likeness, {client: refined[of] for client, of in uses.items()})
+    request = GanRequest(spec=cfg.gan_spec(), training=cfg.gan_training(), steps=cfg.refined_steps)
+    refined = refine_gans(fed, trained_on, request, cfg.side_by_side)
+    kept = {c: KeptGenerator(gan=refined[of], spec=request.spec, noise=noise) for c, of in uses.items()}
+    pool = {client: len(given[client]) if cfg.draws == "once" else 0 for client in uses}
+    requests: dict[str, dict[str, object]] = {c: {"kept": kept[c], "pool": pool[c]} for c in uses}
+    fed.once("hand out generators", lambda: deliver(fed, receive_generator, requests))
+    show_refined(fed, cfg, similar, {client: refined[of] for client, of in uses.items()})
 
 
-def real_sets(fed: Federation, cfg: PflGanConfig) -> dict[str, MadeSet]:
-    """Real images of every client in place of made ones, as many of each class as it has of them."""
-    fed.note("Real images crossed between clients, as an upper bound: this is a control, not a method.")
-    sets: dict[str, MadeSet] = {}
-    for client, reply in fed.broadcast(draw_real_samples, per_class=cfg.made_per_class).items():
+def real_sets(fed: Federation, cfg: PflGanConfig) -> dict[str, Samples]:
+    """Real images of every client in place of synthetic ones, as many of each class as it has of them."""
+    fed.note(CROSSED)
+    sets = dict.fromkeys(fed.clients, Samples.none(fed.schema.shape, torch.uint8))
+    for client, reply in fed.broadcast(draw_real_samples, per_class=cfg.samples_per_class).items():
         order = torch.from_numpy(fed.rng(f"order of {client}").permutation(len(reply.labels)))
-        images = reply.images[order]
-        sets[client] = {"images": (images * 255).round().to(torch.uint8), "labels": reply.labels[order]}
-    nothing = {"images": torch.zeros((0, *fed.schema.shape), dtype=torch.uint8), "labels": torch.zeros(0).long()}
-    return {client: sets.get(client, nothing) for client in fed.clients}
+        sets[client] = Samples(images=as_bytes(reply.images[order]), labels=reply.labels[order])
+    return sets
 
 
-def show_own(fed: Federation, likeness: Likeness) -> None:
-    """Pictures of one client in each group: what its own GAN makes."""
-    for number, group in enumerate(likeness.groups[:PICTURED_GROUPS], 1):
-        own = likeness.sets[group[0]]
-        if len(own["labels"]):
-            rows = torch.cat([torch.nonzero(own["labels"] == c)[:PICTURED, 0] for c in own["labels"].unique()])
-            fed.show(f"group-{number}-own-gan", as_floats(own["images"][rows]), own["labels"][rows])
+def show_own(fed: Federation, similar: Similarity) -> None:
+    """Pictures of one client in each group: what its own GAN draws."""
+    for number, group in enumerate(similar.groups[:PICTURED_GROUPS], 1):
+        own = similar.sets[group[0]]
+        if len(own):
+            rows = torch.cat([torch.nonzero(own.labels == c)[:PICTURED, 0] for c in own.labels.unique()])
+            fed.show(f"group-{number}-own-gan", own.rows(rows).floats(), own.labels[rows])
 
 
-def show_refined(fed: Federation, cfg: PflGanConfig, likeness: Likeness, refined: dict[str, dict[str, Any]]) -> None:
+def show_refined(fed: Federation, cfg: PflGanConfig, similar: Similarity, refined: dict[str, ClientGan]) -> None:
     """The same with its refined GAN."""
-    for number, group in enumerate(likeness.groups[:PICTURED_GROUPS], 1):
+    for number, group in enumerate(similar.groups[:PICTURED_GROUPS], 1):
         if group[0] in refined:
-            better = refined[group[0]]
-            labels = torch.tensor(better["classes"]).repeat_interleave(PICTURED)
-            net = load_generator(cfg.gan_spec(), fed.schema.shape, fed.schema.classes, better["generator"])
-            images = make_images(net, cfg.gan_spec(), labels, fed.rng(f"picture {number}"))
-            fed.show(f"group-{number}-refined-gan", images, labels)
+            better, spec = refined[group[0]], cfg.gan_spec()
+            net = load_generator(spec, fed.schema.shape, fed.schema.classes, better.generator)
+            drawn = draw_some(net, spec, better.classes, PICTURED, fed.rng(f"picture {number}"))
+            fed.show(f"group-{number}-refined-gan", *drawn)
