@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedsynth.data.federated import FederatedData
 
 MOST_CLIENTS = 50  # in the table on the screen
-MOST_DRAWN = 100  # in split.png
 
 
 def partition(
@@ -43,7 +42,7 @@ def _save_split(data: FederatedData, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "manifest.json", data.manifest())
-    plot_split(folder / "split.png", data.counts()[:MOST_DRAWN], data.clients[:MOST_DRAWN], data.schema)
+    plot_split(folder / "split.png", data.counts(), data.clients, data.schema)
 
 
 def _print_split(data: FederatedData) -> None:

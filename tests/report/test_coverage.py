@@ -7,6 +7,7 @@ from pathlib import Path
 
 from folders import put, write_run
 
+from fedsynth.components.class_counts import count_classes
 from fedsynth.data.run_data import DescribedData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.port import Failure
@@ -41,10 +42,10 @@ def test_no_share_is_told_of_what_only_some_hold() -> None:
 
 def test_who_did_not_tell_its_counts_for_the_report_misses_nothing_by_that() -> None:
     known = SITES.with_counts({"a": [1, 5]})
-    assert missed_clients(failing(("count_classes", 0)), known, counted=True) == []
-    twice = failing(("count_classes", 0), ("count_classes", 0))  # the second time the method asked
+    assert missed_clients(failing((count_classes.name, 0)), known, counted=True) == []
+    twice = failing((count_classes.name, 0), (count_classes.name, 0))  # the second time the method asked
     assert missed_clients(twice, known, counted=True)[0].rounds == [0]
-    assert missed_clients(failing(("count_classes", 0)), SITES)[0].rounds == [0]
+    assert missed_clients(failing((count_classes.name, 0)), SITES)[0].rounds == [0]
 
 
 def test_a_manifest_holds_what_the_sites_told_and_no_more() -> None:
@@ -61,7 +62,7 @@ def test_a_run_that_has_asked_for_counts_alone_has_a_report(tmp_path: Path) -> N
     put(run / "config.json", config | {"evaluation": {"class_counts": True}})
     manifest = json.loads((run / "manifest.json").read_text())
     put(run / "manifest.json", manifest | {"sites": {"0": ABOUT}, "counts": {}})
-    lines = [",".join(COLUMNS), "0,count_classes,0,0,1,0,0,answered"]
+    lines = [",".join(COLUMNS), f"0,{count_classes.name},0,0,1,0,0,answered"]
     (run / "timeline.csv").write_text("\n".join(lines) + "\n")
     file, page = write_report([run])
     assert page.problems == []
