@@ -9,19 +9,17 @@ experiments weigh by examples); BatchNorm statistics take the average. `optimize
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fedsynth.components.slots import Memory, RoundInfo, ServerOptimizer
 from fedsynth.federation import method
 from fedsynth.learning.server_optimizers import AdaptiveSettings, server_step
 from fedsynth.learning.weights import Weights
 
 
-@method("fedopt", fedavg_when={"optimizer": "sgd", "server_lr": 1.0, "momentum": 0.0})
+@method(
+    "fedopt", fedavg_when={"optimizer": "sgd", "server_lr": 1.0, "momentum": 0.0}, search={"server_lr": (1e-3, 0.3)}
+)
 class AdaptiveServer(AdaptiveSettings, ServerOptimizer, name="fedopt"):
     """A server optimiser (Adam, Yogi, Adagrad, momentum) on the averaged change."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"server_lr": (1e-3, 0.3)}
 
     def step(self, model: Weights, target: Weights, memory: Memory, info: RoundInfo) -> Weights:
         return server_step(model, target, memory.setdefault("server", {}), info.trained, self)

@@ -27,7 +27,7 @@ Run = Callable[[Experiment], RunSummary]
 def search_space(experiment: Experiment) -> dict[str, tuple[float, float]]:
     """What is searched, each between two numbers on a logarithmic scale."""
     rate = experiment.train.lr
-    own = find_method(experiment.method_name).config.search
+    own = find_method(experiment.method_name).search
     return {LEARNING_RATE: (BELOW * rate, ABOVE * rate), **{f"method.{key}": ends for key, ends in own.items()}}
 
 
