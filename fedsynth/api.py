@@ -4,6 +4,7 @@ from pydantic import Field
 
 from fedsynth.components.local_training import TrainRequest, Update
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
+from fedsynth.components.samples import Samples
 from fedsynth.components.settings import MethodConfig, PublishedForm
 from fedsynth.components.slots import (
     AggregationContext,
@@ -16,7 +17,7 @@ from fedsynth.components.slots import (
     RoundInfo,
     ServerOptimizer,
 )
-from fedsynth.components.synthetic_samples import Samples, keep_samples, kept_samples
+from fedsynth.components.synthetic_store import keep_samples, kept_samples
 from fedsynth.federation import (
     Client,
     Done,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -221,24 +221,8 @@ def _untested(why: str) -> Verdict:
 
 
 def _audit_row(row: LedgerRow, verdict: Verdict) -> AuditRow:
-    return {
-        "release": row.release,
-        "task": row.task,
-        "what": row.what,
-        "evaluation": row.evaluation,
-        "times": row.times,
-        "mechanism": row.mechanism,
-        "unit": row.unit,
-        "adjacency": row.adjacency,
-        "epsilon": row.epsilon,
-        "delta": row.delta,
-        "against": row.against,
-        "proven": row.proven,
-        "covered": row.covered,
-        "not_covered": row.not_covered,
-        "client": row.clients[0],
-        **verdict,
-    }
+    kept = row.model_dump(exclude={"kind", "field", "claimed", "clients"})
+    return cast(AuditRow, {**kept, "client": row.clients[0], **verdict})
 
 
 # -- attacks --------------------------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ def print_line(text: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    if hasattr(value, "as_dict"):
-        return _finite(value.as_dict())
+    if hasattr(value, "as_dict"):  # a result that has a type
+        value = value.as_dict()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

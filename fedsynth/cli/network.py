@@ -15,11 +15,6 @@ deploy = typer.Typer(no_args_is_help=True, help="Set up a federation over a netw
 site = typer.Typer(no_args_is_help=True, help="For the people at a site.")
 
 
-@deploy.callback()
-def _deploy() -> None:
-    """Set up a federation over a network."""
-
-
 @deploy.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
@@ -53,11 +48,6 @@ def demo(
     result = run_demo(folder, override({}, words or []), print, None)
     for name, text in summary_lines(result.summary):
         print(f"{name}: {text}")
-
-
-@site.callback()
-def _site() -> None:
-    """For the people at a site."""
 
 
 @site.command()

@@ -64,7 +64,7 @@ def quality(
 
     found = measure_quality(folder, images, trust_plugins)
     if as_json:
-        print_json(found)
+        print_json(found.as_dict())
         return
     table = Table("measure", "value", "meaning", box=None)
     for row in found.measures:

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from fedsynth.components.local_training import TrainRequest, Update, UpdatePrivacy, fit_objective, kept_entries
 from fedsynth.components.local_training import shared_entries as shared_entries_of
-from fedsynth.components.slots import LocalContext, LocalData, LocalObjective, Mean, NoPostAggregation, OwnExamples
+from fedsynth.components.slots import (
+    LocalContext,
+    LocalData,
+    LocalObjective,
+    Mean,
+    NoPostAggregation,
+    OwnExamples,
+    SlotValue,
+)
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation
 from fedsynth.learning.aggregators import only
@@ -60,24 +68,25 @@ class ProtectedUpdates(UpdatePrivacy):
 
     def check(self, loop: Loop) -> None:
         slots = loop.slots
+        self.refuse(slots.objective, slots.local_data, slots.aggregator, slots.post_aggregation)
         self.check_here(slots.objective, slots.local_data, loop.net)
-        for value in (slots.aggregator, slots.post_aggregation):
-            if value.unprotected:
-                raise ConfigError(
-                    f'{self.wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.'
-                )
+        check_model(loop.net)
         if slots.post_aggregation.asks_clients:
             raise ConfigError(
                 f'{self.wanted} cannot be used with post_aggregation "{slots.post_aggregation.name}" where it asks the '
                 "clients: what they would answer is made from models that are not protected. Set secure = false."
             )
 
-    def check_here(self, objective: LocalObjective, local_data: LocalData, net: nn.Module) -> None:
-        for value in (objective, local_data):
+    def refuse(self, *values: SlotValue) -> None:
+        """Refuse values that say why they do not go with protected updates."""
+        for value in values:
             if value.unprotected:
                 raise ConfigError(
                     f'{self.wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.'
                 )
+
+    def check_here(self, objective: LocalObjective, local_data: LocalData, net: nn.Module) -> None:
+        self.refuse(objective, local_data)
         if not isinstance(local_data, OwnExamples) and not self.allows(local_data):
             raise ConfigError(
                 f'{self.wanted} cannot be used with local_data "{local_data.name}": it is for own examples.'

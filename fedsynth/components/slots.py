@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_serializer
 from torch import Tensor
 
-from fedsynth.components.synthetic_samples import Samples
+from fedsynth.components.samples import Samples
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation import Client, Federation, Message
 from fedsynth.learning.aggregators import weighted_mean

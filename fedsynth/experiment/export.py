@@ -46,8 +46,8 @@ def _read_export(run: RunRecord) -> Export:
 
     settings = {key: value for key, value in flatten(run.config).items() if value is not None}
     rounds = [(row.round, numbers_of(row.as_dict())) for row in run.metrics]
-    ends = numbers_of(run.summary.model_dump(include={"test", "clients"}, exclude_unset=True) if run.summary else {})
-    return Export(run.name, settings, rounds, {f"final/{key}": value for key, value in ends.items()})
+    ends = run.summary.model_dump(include={"test", "clients"}, exclude_unset=True) if run.summary else {}
+    return Export(run.name, settings, rounds, {f"final/{key}": value for key, value in numbers_of(ends).items()})
 
 
 def _to_mlflow(export: Export, project: str) -> str:

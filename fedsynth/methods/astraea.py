@@ -24,12 +24,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.class_counts import class_counts
+from fedsynth.components.samples import Samples
 from fedsynth.components.sequential import SequentialConfig, SequentialLoop
 from fedsynth.components.settings import PublishedForm
-from fedsynth.components.synthetic_data import KeptSamples
-from fedsynth.components.synthetic_samples import Samples, keep_samples
+from fedsynth.components.synthetic_store import KeptSamples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
 from fedsynth.learning.grouping import balanced_groups
 from fedsynth.synthesis.static import Static, fill_classes
@@ -70,7 +69,7 @@ def rows_left(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) 
     return np.sort(np.concatenate(kept))
 
 
-class AstraeaConfig(CopySettings, PublishedForm, SequentialConfig):
+class AstraeaConfig(Static, PublishedForm, SequentialConfig):
     """Settings of Astraea."""
 
     published: ClassVar[dict[str, Any]] = {"flip": True, "order": "fixed"}

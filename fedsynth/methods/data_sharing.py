@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fedsynth.components.class_counts import class_counts
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
-from fedsynth.components.synthetic_data import KeptSamples
-from fedsynth.components.synthetic_samples import Samples, keep_samples
+from fedsynth.components.samples import Samples
+from fedsynth.components.synthetic_store import KeptSamples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.synthesis.class_balance import split_exactly
 

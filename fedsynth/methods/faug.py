@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from fedsynth.components.ablations import draw_real_samples
 from fedsynth.components.personal_training import ALONE, train_further
+from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import MethodConfig
-from fedsynth.components.synthetic_samples import Samples, as_bytes, keep_samples, train_examples
+from fedsynth.components.synthetic_store import keep_samples, train_examples
 from fedsynth.federation import Client, Done, Federation, Message, Outcome, Reply, State, leaves, method, task
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
 from fedsynth.components.loop import LoopConfig, federated_loop
+from fedsynth.components.samples import Samples
 from fedsynth.components.schedule import NEVER, Scheduled
 from fedsynth.components.server_work import TuningSettings, classify_images, invert_model, tune_at_server
 from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
-from fedsynth.components.synthetic_samples import Samples
 from fedsynth.federation import Client, Federation, Outcome, method
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.statistics import measure_batch_norm

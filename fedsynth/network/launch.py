@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -31,6 +29,7 @@ from fedsynth.experiment.recorder import read_metrics
 from fedsynth.experiment.runner import RunResult, choose_device
 from fedsynth.federation.store import write_json
 from fedsynth.network.follow import End, Follower, end_file
+from fedsynth.network.loopback import flower_env
 
 PAUSE = 0.5  # seconds between two looks at the run folder
 ASK_FLOWER = 60.0  # seconds between two questions to the SuperLink whether the run is still there
@@ -145,14 +144,11 @@ class Flower:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        command = Path(sys.executable).with_name("flwr")
-        self.command = str(command) if command.is_file() else "flwr"
 
     def call(self, *words: str) -> FlowerAnswer:
         """What a command answers; its exit code says nothing, so `success` in its answer is read."""
-        env = {**os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
-        env |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1"}
-        line = [self.command, *words, CONNECTION, "--format", "json"]
+        env = {**flower_env(self.home), "NO_COLOR": "1"}
+        line = ["flwr", *words, CONNECTION, "--format", "json"]
         try:
             done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=COMMAND, check=False)
         except subprocess.TimeoutExpired:

@@ -6,28 +6,31 @@ what it has (GANDALF, section 4.2), or a model learns the few originals by heart
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 MOST = 2
 """Copies of a class, at most, for each of its images."""
 
-Padding = Literal["edge", "zero"]
 
-
-@dataclass(frozen=True)
-class Static:
+class Static(BaseModel):
     """How far copies may differ from their originals. Flips are off: they turn b into d, and 2 into no digit at all."""
 
-    rotate: float = 15.0  # degrees, to either side
-    shift: float = 0.1  # of width and height, to either side
-    flip: bool = False  # left and right, every other image
-    padding: Padding = "edge"  # what comes in from outside: the pixels of the edge, or 0
+    model_config = ConfigDict(frozen=True)
+
+    rotate: float = Field(15.0, ge=0, le=180, description="largest angle, in degrees, to either side")
+    shift: float = Field(0.1, ge=0, le=0.5, description="largest shift, as a share of width and height")
+    flip: bool = Field(False, description="mirror every other copy; makes nonsense of digits and letters")
+    padding: Literal["edge", "zero"] = Field("edge", description="what moves in from outside: the edge's pixels, or 0")
+
+    def static_augmentation(self) -> Static:
+        """These settings alone, where a method has them among its own."""
+        return Static(**{name: getattr(self, name) for name in Static.model_fields})
 
 
 PLAIN = Static()
@@ -54,7 +57,7 @@ def transform(
     right: np.ndarray,
     down: np.ndarray,
     mirrored: np.ndarray,
-    padding: Padding = "edge",
+    padding: str = "edge",
 ) -> Tensor:
     """Each image mirrored or not, rotated anticlockwise by its angle (degrees), then shifted by shares of its size."""
     height, width = images.shape[-2:]

@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 import torch
 from federations import SMALL, Ask, Finished, farthest, same_bits, some_clients
-from fedsynth.components.update_privacy import (
-    CONSTANTS,
-    Protection,
-    chosen_protection,
-    protected_update,
-    with_server_noise,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsynth
+from fedsynth.components.local_training import Update
+from fedsynth.components.loop import update_privacy
+from fedsynth.components.protected_updates import CONSTANTS, ClippedUpdates
 from fedsynth.components.settings import MethodConfig, TrainConfig
 from fedsynth.data.federated import FederatedData
 from fedsynth.federation import Federation, Outcome
@@ -135,9 +131,9 @@ def test_the_same_bits_on_the_wire(
     assert here.fed.participation.as_dict()["ledger"] == wire.fed.participation.as_dict()["ledger"]
 
 
-def test_unprotected_requests_are_as_before(run_method: RunMethod) -> None:
+def test_unprotected_requests_say_nothing_of_privacy(run_method: RunMethod) -> None:
     [ask] = run_method("fedavg", some_clients(5, 5), model=SMALL["mlp"], rounds=1).asks
-    assert "protection" not in ask.fields
+    assert set(ask.fields) == {"model", "spec", "training"}
     assert all(answer["guarantees"] == {} for answer in ask.answers.values())
 
 
@@ -158,21 +154,17 @@ def test_an_update_is_never_longer_than_the_clip(
     drawn = torch.Generator().manual_seed(seed)
     start = {n: (size * torch.randn(7, 3, generator=drawn)).to(kind) for n in "ab"}
     end = {n: (w.double() + far * torch.randn(7, 3, generator=drawn)).to(kind) for n, w in start.items()}
-    protection = Protection(
-        updates="clipped", clip=clip, noise=1, noise_at="server", target=None, delta=DELTA, rounds=1
-    )
-    sent = protected_update(start, end, {"a"}, protection, np.random.default_rng(0))
+    updates = ClippedUpdates(clip=clip, noise=1, noise_at="server", delta=DELTA)
+    sent = updates.clipped(start, end, {"a"}, np.random.default_rng(0))
     assert float((sent["a"].double() - start["a"].double()).norm()) <= clip * (1 + 1e-12)
     assert torch.equal(sent["b"], start["b"]), "an entry that is not trained stays as it was received"
 
 
 def test_a_diverged_update_sends_nothing_but_noise() -> None:
-    protection = Protection(
-        updates="clipped", clip=1, noise=1e-9, noise_at="client", target=None, delta=DELTA, rounds=1
-    )
+    updates = ClippedUpdates(clip=1, noise=1e-9, noise_at="client", delta=DELTA)
     start = {"a": torch.ones(4)}
     for broken in (math.nan, math.inf):
-        sent = protected_update(start, {"a": torch.full((4,), broken)}, {"a"}, protection, np.random.default_rng(0))
+        sent = updates.clipped(start, {"a": torch.full((4,), broken)}, {"a"}, np.random.default_rng(0))
         assert torch.allclose(sent["a"], start["a"])
 
 
@@ -194,7 +186,7 @@ def test_all_but_the_weights_is_the_same_for_every_client(values: dict[str, Any]
     )
     for ask in finished.rounds():
         for answer in ask.answers.values():
-            assert {name: answer["fields"][name] for name in CONSTANTS} == CONSTANTS
+            assert answer["fields"] == Update(model=answer["fields"]["model"]).fields()
             assert set(answer["guarantees"]) == {"model", *CONSTANTS}
             assert answer["epochs"] == 2, (
                 "work is reported as planned: random batches would tell the number of examples"
@@ -240,7 +232,7 @@ def test_noise_at_the_server_says_against_whom_it_protects(run_method: RunMethod
     rows = run_method("fedavg", some_clients(9, 9), model=SMALL["mlp"], settings=privacy).fed.participation.ledger.rows(
         DELTA
     )
-    [weights] = [row for row in rows if row.release == "train.model"]
+    [weights] = [row for row in rows if row.release == "local_training.train.model"]
     assert weights.covered == "what everybody but the server can learn"
     assert weights.not_covered.startswith("the server, which sees every clipped update")
 
@@ -287,9 +279,9 @@ def test_no_target_is_passed(target: float, delta: float, rounds: int, noise_at:
     privacy = PrivacyConfig(updates="clipped", target=target, delta=delta, noise_at=noise_at)
     config = find_method("fedavg").config(train=TrainConfig(rounds=rounds), privacy=privacy)
     assert isinstance(config, MethodConfig)
-    protection = chosen_protection(config)
-    assert protection is not None
-    mu = (2 if noise_at == "client" else 1) / protection.multiplier
+    updates = update_privacy(config)
+    assert isinstance(updates, ClippedUpdates)
+    mu = (2 if noise_at == "client" else 1) / updates.noise
     reached = gaussian_epsilon(mu * math.sqrt(max(1, rounds)), delta)
     assert 0.95 * target < reached <= target
 
@@ -307,10 +299,10 @@ def test_dp_sgd_is_calibrated_to_its_target_at_every_client(run_method: RunMetho
 
 
 def test_server_noise_is_drawn_entry_by_entry_in_a_fixed_order() -> None:
-    protection = Protection(updates="clipped", clip=2, noise=3, noise_at="server", target=None, delta=DELTA, rounds=1)
+    updates = ClippedUpdates(clip=2, noise=3, noise_at="server", delta=DELTA)
     mean = {"b": torch.zeros(20_000), "a": torch.zeros(20_000), "c": torch.ones(3)}
     one, other = (
-        with_server_noise(weights, {"a", "b"}, 4, protection, np.random.default_rng(1))
+        updates.with_server_noise(weights, {"a", "b"}, 4, np.random.default_rng(1))
         for weights in (mean, dict(reversed(mean.items())))
     )
     assert same_bits(one, other)

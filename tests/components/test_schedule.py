@@ -19,7 +19,7 @@ TINY = {"model": SMALL["zda_cnn"], "local_epochs": 1, "batch_size": 64}
 
 def acting(done: Finished) -> tuple[list[int], list[int]]:
     """The rounds in which clients make images, and those in which the server tunes."""
-    clients = [ask.round for ask in done.rounds() if "data" in ask.fields]
+    clients = [ask.round for ask in done.rounds() if ask.fields["request"]["local_data"]["name"] != "own"]
     return clients, [ask.round for ask in done.asks if ask.name == "tune_model"]
 
 
@@ -73,4 +73,4 @@ def test_interior_points_wait_for_their_round_too(digits: FederatedData, run_met
     settings = {"steps": 1, "tune_epochs": 1, "start_round": 2, "every": 2, "secure": True}
     done = run_method("agg_enhance", digits, model=SMALL["mlp"], settings=settings, rounds=5, fraction=0.4)
     assert acting(done) == ([], [2, 4])
-    assert [ask.round for ask in done.rounds() if "remember" in ask.fields] == [2, 4]
+    assert [ask.round for ask in done.rounds() if ask.fields["request"]["remember"]] == [2, 4]

@@ -83,12 +83,12 @@ SERVER_RULES: list[tuple[str, dict[str, Any]]] = [
 def test_feddpms_goes_with_every_server_rule(
     method: str, slots: dict[str, Any], digits: FederatedData, run_method: RunMethod
 ) -> None:
-    """Without synthesis it is that method, to the last bit: the auto-encoder stands beside the classifier."""
+    """Without synthesis it is that method, bit-identical: the auto-encoder stands beside the classifier."""
     train = {"model": SMALL["cnn"], "rounds": 3}
     off = run_method("feddpms", digits, settings={**slots, "synthetic": "none"}, **train)
     assert same_bits(off.model, run_method(method, digits, **train).model)
-    made = run_method("feddpms", digits, settings=slots, **train)
-    assert farthest(made.model, off.model) > 1e-6
+    with_synthesis = run_method("feddpms", digits, settings=slots, **train)
+    assert farthest(with_synthesis.model, off.model) > 1e-6
 
 
 ZERO_SHOT = {"steps": 2, "per_class": 1}
@@ -127,7 +127,7 @@ def test_median_of_fedprox_updates_by_hand(run_method: RunMethod) -> None:
     finished = run_method("fedprox", data, model=LINEAR, settings={"mu": 0.5, "aggregator": "median"}, rounds=1)
     sent = [theta(reply["model"]) for reply in finished.rounds()[0].replies.values()]
     assert close(theta(finished.model), np.median(sent, axis=0))
-    assert finished.rounds()[0].fields["rule"] == {"name": "proximal", "mu": 0.5}
+    assert finished.rounds()[0].fields["request"]["objective"] == {"name": "proximal", "mu": 0.5}
 
 
 WRONG: list[tuple[str, str]] = [
@@ -142,9 +142,12 @@ WRONG: list[tuple[str, str]] = [
     ("method.muu=0.1", 'method "fedprox" has no setting "muu". Did you mean "mu"?'),
     ("method.mu=-1", 'method "fedprox": mu = -1 cannot be used'),
     ("method.aggregator=3", "There is no aggregator"),
-    ("method.after=interior_point", 'There is no after "interior_point". Did you mean "interior_points"?'),
+    (
+        "method.post_aggregation=interior_point",
+        'There is no post_aggregation "interior_point". Did you mean "interior_points"?',
+    ),
     ("method.local_data=zeroshot", 'There is no local_data "zeroshot". Did you mean "zero_shot"?'),
-    ('method.after={name="zero_shot", per_clas=3}', 'no setting "per_clas". Did you mean "per_class"?'),
+    ('method.post_aggregation={name="zero_shot", per_clas=3}', 'no setting "per_clas". Did you mean "per_class"?'),
 ]
 
 

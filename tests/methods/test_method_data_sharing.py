@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedsynth.components.synthetic_store import KEPT
 from fedsynth.data.federated import FederatedData
 from fedsynth.methods.data_sharing import EXPOSED, ordered
 
@@ -36,7 +37,7 @@ def test_orders_by_hand():
     table=arrays(np.int64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.integers(0, 60)),
     share=st.floats(0, 1),
 )
-def test_nobody_is_asked_for_more_than_it_has_and_classes_are_alike(table, share):
+def test_nobody_is_asked_for_more_than_it_has_and_classes_are_even(table, share):
     orders = np.stack(list(ordered({str(row): counts for row, counts in enumerate(table)}, share).values()))
     assert (orders >= 0).all()
     assert (orders <= table).all()
@@ -67,19 +68,19 @@ def test_each_client_gets_a_random_fifth_and_keeps_it(finished: Finished, digits
     assert set(kept.requests) == set(digits.clients)
     rows = []
     for client, request in kept.requests.items():
-        images = request["fields"]["images"]
+        images = request["fields"]["samples"]["images"]
         assert len(images) == round(0.2 * len(pool))
         found = (images[:, None] == pool[None]).flatten(2).all(2)
         assert found.any(1).all()
         rows.append(frozenset(found.float().argmax(1).tolist()))
-        assert torch.equal(finished.state(client)["made"]["images"], images)  # not rounded
+        assert torch.equal(finished.state(client)[KEPT]["images"], images)  # not rounded
     assert len(set(rows)) > 1
 
 
 def test_clients_train_on_their_part(finished: Finished, digits: FederatedData) -> None:
     for ask in finished.rounds():
         for client, reply in ask.replies.items():
-            size = digits.train_size(client) + len(finished.state(client)["made"]["labels"])
+            size = digits.train_size(client) + len(finished.state(client)[KEPT]["labels"])
             assert reply["steps"] == -(-size // 16)
 
 

@@ -33,8 +33,8 @@ LEAVES: dict[str, dict[str, set[str]]] = {
 }
 """What leaves the clients, by task; FedAvg's update where nothing is said."""
 
-EXTRA: dict[str, set[str]] = {"scaffold": {"control_change"}, "qffl": {"loss_before"}}
-"""What the local objective adds to the update."""
+EXTRA = ("scaffold", "qffl")
+"""Methods whose local objective adds something to the update."""
 
 BASELINES = [
     *(
@@ -119,6 +119,13 @@ def crossing(finished: Finished) -> list[Ask]:
     return [ask for ask in finished.asks if not any(client.startswith("@") for client in ask.requests)]
 
 
+def added(method: str, model: dict[str, torch.Tensor]) -> set[str]:
+    """What the local objective adds to the update: SCAFFOLD's the change of a control variate for every weight."""
+    if method == "scaffold":
+        return {name for name in model if "running_" not in name and "num_batches" not in name}
+    return {"loss_before"} if method == "qffl" else set()
+
+
 def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) -> None:
     """The replies' bytes hold the declared fields and nothing else; the ledger names what was not empty."""
     declared = LEAVES.get(method, UPDATE)
@@ -130,8 +137,9 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
             assert set(answer) == {"ok", "fields", "state", "guarantees", "epochs", "seconds"}
             assert set(answer["fields"]) == declared[ask.name]
             if ask.name == "train":
-                assert set(answer["fields"]["extra"]) == EXTRA.get(method, set())
+                assert set(answer["fields"]["extra"]) == added(method, finished.model)
                 assert set(answer["fields"]["model"]) <= set(finished.model)
+    tasks = {ask.name: ask.task for ask in asks}
     times = {task: sum(len(ask.requests) for ask in asks if ask.name == task) for task in declared}
     record = finished.fed.participation.ledger.rows(1e-5)
     counts: Counter[str] = Counter()
@@ -139,7 +147,7 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
         if row.kind == "release" and not row.evaluation:
             counts[row.release] += row.times * len(row.clients)
     assert counts == {
-        f"{task}.{field}": times[task]
+        f"{tasks[task]}.{field}": times[task]
         for task, fields in declared.items()
         for field in fields
         if (field != "extra" or method in EXTRA) and (field != "moments" or method != "feddpgan")

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsynth.components.ablations import stand_ins
-from fedsynth.components.synthetic_samples import Samples
+from fedsynth.components.samples import Samples
 from fedsynth.errors import UserError
 from fedsynth.federation import Federation, State
 from fedsynth.federation.participation import EVALUATION

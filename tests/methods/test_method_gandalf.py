@@ -15,12 +15,13 @@ from federations import SMALL, Clients, Finished, same_bits
 
 from fedsynth.components.sequential import SequentialConfig, SequentialLoop
 from fedsynth.components.settings import TrainConfig
-from fedsynth.components.synthetic_samples import KEPT
+from fedsynth.components.synthetic_store import KEPT
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import UserError
 from fedsynth.federation import Client, Policy, Reply, leaves, task
 from fedsynth.federation.methods import find_method
-from fedsynth.methods.gandalf.handoff import choose_generators, flat
+from fedsynth.learning.grouping import choose_generators
+from fedsynth.methods.gandalf.handoff import flat
 from fedsynth.methods.gandalf.settings import GandalfConfig
 from fedsynth.privacy import PrivacyConfig, ledger_words
 

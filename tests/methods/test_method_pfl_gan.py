@@ -171,7 +171,7 @@ def test_what_leaves_is_the_generator_and_it_is_declared_unprotected(refined):
     rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
     left = {row.release: row for row in rows}
     assert set(left) == {f"{OWN_GAN}.generator", f"{OWN_GAN}.classes"}
-    assert "can draw images like them" in left[f"{OWN_GAN}.generator"]["what"]
+    assert "can draw images like them" in left[f"{OWN_GAN}.generator"].what
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from test_method_pfl_gan import QUICK as GANS
 from test_method_pfl_gan import two_kinds
 
 from fedsynth.components.local_training import OWN_PART
-from fedsynth.components.synthetic_samples import KEPT
+from fedsynth.components.synthetic_store import KEPT
 from fedsynth.errors import UserError
 from fedsynth.evaluation.views import client_tallies
 from fedsynth.learning.models import initial_model

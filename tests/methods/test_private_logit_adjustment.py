@@ -65,7 +65,7 @@ def test_only_noisy_counts_enter_the_loss() -> None:
         client = SimpleNamespace(
             schema=SimpleNamespace(classes=3),
             state={RELEASED: np.array([7, -2, 1])},
-            data=SimpleNamespace(train=SimpleNamespace(counts=lambda classes, counts=counts: counts)),
+            class_counts=lambda counts=counts: counts,
         )
         synthetic = [1, 1]  # they count as they are
         local: Any = SimpleNamespace(client=client, labels=torch.tensor([*own, *synthetic]))

@@ -104,7 +104,7 @@ def test_classes_are_filled_one_by_one():
 )
 def test_copies_stay_in_bounds_and_follow_the_seed(seed, rotate, shift, flip, padding, shape):
     x = images(3, *shape, seed=seed)
-    how = Static(rotate, shift, flip, padding)
+    how = Static(rotate=rotate, shift=shift, flip=flip, padding=padding)
     made = augment(x, 5, np.random.default_rng(seed), how)
     assert made.shape == (5, *shape)
     assert made.dtype == torch.float32

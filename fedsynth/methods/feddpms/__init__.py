@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from fedsynth.components.ablations import draw_from_all
 from fedsynth.components.loop import Loop, LoopState
+from fedsynth.components.samples import Samples
 from fedsynth.components.slots import RoundInfo
-from fedsynth.components.synthetic_samples import Samples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.weights import Weights

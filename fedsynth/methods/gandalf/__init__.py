@@ -29,13 +29,13 @@ import numpy as np
 from fedsynth.components.ablations import Controls, draw_from_all
 from fedsynth.components.class_counts import class_counts, noise_of_counts
 from fedsynth.components.sequential import SequentialLoop
-from fedsynth.components.synthetic_data import GeneratedSamples, KeptSamples
+from fedsynth.components.synthetic_store import GeneratedSamples, KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.learning.grouping import balanced_groups
+from fedsynth.learning.grouping import balanced_groups, choose_generators
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.gandalf.clients import Generators, TopUp, surely_there, top_up
-from fedsynth.methods.gandalf.handoff import GanTrainer, choose_generators, group_similar
+from fedsynth.methods.gandalf.handoff import GanTrainer, group_similar
 from fedsynth.methods.gandalf.settings import AveragedConfig, EachAloneConfig, GandalfConfig, OneGroupConfig
 from fedsynth.synthesis.gan import COLLAPSED, draw_some, generator_weights, load_generator, mean_distance
 

@@ -10,7 +10,8 @@ from fedsynth.components.ablations import stand_ins
 from fedsynth.components.class_counts import post_processing_guarantee, released_counts
 from fedsynth.components.local_training import UpdatesSlot
 from fedsynth.components.private_gan import fit_gan_privately
-from fedsynth.components.synthetic_samples import Samples, keep_samples
+from fedsynth.components.samples import Samples
+from fedsynth.components.synthetic_store import keep_samples
 from fedsynth.federation import Client, Done, Message, Reply, leaves, task
 from fedsynth.learning.grouping import shares
 from fedsynth.learning.models import ModelSpec

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.sequential import SequentialConfig
 from fedsynth.components.settings import PublishedForm
 from fedsynth.synthesis.gan import GanSpec
 from fedsynth.synthesis.gan_training import GanTraining
+from fedsynth.synthesis.static import Static
 
 
-class GandalfConfig(PublishedForm, CopySettings, SequentialConfig):
+class GandalfConfig(PublishedForm, Static, SequentialConfig):
     """GANDALF's settings."""
 
     search: ClassVar[dict[str, tuple[float, float]]] = {"tau": (0.2, 1.0), "generator_lr": (5e-4, 5e-3)}

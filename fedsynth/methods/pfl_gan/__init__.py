@@ -26,8 +26,8 @@ import torch
 from pydantic import Field, model_validator
 
 from fedsynth.components.ablations import CROSSED, Controls, draw_real_samples
+from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import PublishedForm
-from fedsynth.components.synthetic_samples import Samples, as_bytes
 from fedsynth.federation import Federation, Outcome, State, method
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanConfig, GanRequest, Similarity, find_similar
 from fedsynth.methods.pfl_gan.mixed_batches import (

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedsynth.components.local_training import Unprotected, UpdatesSlot
 from fedsynth.components.loop import update_privacy
 from fedsynth.components.private_gan import fit_gan_privately
+from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.server_work import FROM_WEIGHTS
 from fedsynth.components.settings import MethodConfig
-from fedsynth.components.synthetic_samples import Samples, as_bytes
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.federation import Client, Federation, Message, Reply, State, leaves, task
 from fedsynth.federation.journal import Journal

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedsynth.components.synthetic_samples import Samples
+from fedsynth.components.samples import Samples
 from fedsynth.federation import Client, Federation, State, task
 from fedsynth.learning.similarity import Rule, samples_to_take
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanRequest, Learnt, Similarity

@@ -1,46 +1,18 @@
-"""Labelled images on their way between server and clients, and those a client keeps beside its own examples."""
+"""The store of synthetic samples: what a client keeps beside its own examples and trains on."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedsynth.federation import Client, Message
+from fedsynth.components.samples import Samples, as_bytes
+from fedsynth.components.slots import LocalData
+from fedsynth.federation import Client
+from fedsynth.learning.models import Classifier
 
 KEPT = "synthetic samples"  # in the private state
-
-
-class Samples(Message):
-    """Images with their labels. Stored as bytes (0 to 255) they take a quarter of the room."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def floats(self) -> Tensor:
-        """The images as networks take them."""
-        return self.images.to(torch.float32) / (255 if self.images.dtype == torch.uint8 else 1)
-
-    def rows(self, rows: Tensor) -> Samples:
-        """Some of them."""
-        return Samples(images=self.images[rows], labels=self.labels[rows])
-
-    @classmethod
-    def joined(cls, parts: list[Samples]) -> Samples:
-        """All of them, one after the other."""
-        return cls(images=torch.cat([p.images for p in parts]), labels=torch.cat([p.labels for p in parts]))
-
-    @classmethod
-    def none(cls, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Samples:
-        """No images of this shape."""
-        return cls(images=torch.zeros((0, *shape), dtype=dtype), labels=torch.zeros(0, dtype=torch.int64))
-
-
-def as_bytes(images: Tensor) -> Tensor:
-    """Pixels between 0 and 1, rounded to 1/255: no synthetic image suffers from that."""
-    return (images * 255).round().to(torch.uint8)
 
 
 def keep_samples(
@@ -79,3 +51,21 @@ def train_examples(client: Client, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
     if own is not None:
         x, y = x[own], y[own]
     return torch.cat([x, kept.images.to(x)]), torch.cat([y, kept.labels])
+
+
+class KeptSamples(LocalData, name="kept"):
+    """The client's own examples and those it keeps; without any, its own alone."""
+
+    def active(self, index: int) -> bool:
+        return True
+
+    def examples(
+        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
+    ) -> tuple[Tensor, Tensor]:
+        return train_examples(client, x, y)
+
+
+class GeneratedSamples(KeptSamples, name="generated"):
+    """The same, where they were made with generators that are protected."""
+
+    post_processing: ClassVar[bool] = True

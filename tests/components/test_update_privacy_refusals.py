@@ -35,7 +35,7 @@ REASONS = {
             "feddyn": 'objective "dynamic": its clients and server remember the same changes',
             "fednova": 'aggregator "fednova": it needs the numbers of steps',
             "fed_zdac": 'local_data "zero_shot": its images need the statistics that BatchNorm layers store',
-            "fed_zdas": 'after "zero_shot": its images need the statistics that BatchNorm layers store',
+            "fed_zdas": 'post_aggregation "zero_shot": its images need the statistics that BatchNorm layers store',
             "static_augmentation": 'local_data "kept": it is for own examples',
             "data_sharing": 'local_data "kept": it is for own examples',
             "fed_zda": 'local_data "zero_shot": its images need the statistics that BatchNorm layers store',

@@ -10,8 +10,8 @@ import pytest
 import torch
 from federations import SMALL, Clients, Finished, farthest, same_bits
 
-from fedsynth.components.synthetic_data import KeptSamples
-from fedsynth.components.synthetic_samples import KEPT, Samples, keep_samples, kept_samples
+from fedsynth.components.samples import Samples
+from fedsynth.components.synthetic_store import KEPT, KeptSamples, keep_samples, kept_samples
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.federated import FederatedData
 from fedsynth.federation.client import Client, PrivateState

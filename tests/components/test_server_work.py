@@ -39,16 +39,16 @@ class Cut:
 POINTS: dict[str, Any] = {"steps": 2, "tune_epochs": 1, "queue": 2}
 IMAGES: dict[str, Any] = {"steps": 2, "per_class": 1}
 RUNS: list[tuple[str, dict[str, Any], str]] = [
-    ("agg_enhance", POINTS, "invert_model"),
-    ("agg_enhance", POINTS, "tune_model"),
-    ("agg_enhance", POINTS | {"secure": True}, "score_candidates"),
-    ("fedopt", {"post_aggregation": {"name": "interior_points", **POINTS}}, "classify_images"),
-    ("feddpms", {"post_aggregation": {"name": "interior_points", **POINTS}}, "tune_model"),
-    ("fed_zdac", IMAGES, "train"),
-    ("fed_zda", IMAGES, "tune_model"),
-    ("static_augmentation", {}, "train"),
-    ("data_sharing", {}, "train"),
-    ("astraea", {"mediators": 4}, "train"),
+    ("agg_enhance", POINTS, "server_work.invert_model"),
+    ("agg_enhance", POINTS, "server_work.tune_model"),
+    ("agg_enhance", POINTS | {"secure": True}, "agg_enhance.score_candidates"),
+    ("fedopt", {"post_aggregation": {"name": "interior_points", **POINTS}}, "server_work.classify_images"),
+    ("feddpms", {"post_aggregation": {"name": "interior_points", **POINTS}}, "server_work.tune_model"),
+    ("fed_zdac", IMAGES, "local_training.train"),
+    ("fed_zda", IMAGES, "server_work.tune_model"),
+    ("static_augmentation", {}, "local_training.train"),
+    ("data_sharing", {}, "local_training.train"),
+    ("astraea", {"mediators": 4}, "local_training.train"),
 ]
 
 

@@ -33,12 +33,16 @@ def five() -> Clients:
         ("median", {}, 'aggregator "median"'),
         ("krum", {}, 'aggregator "krum"'),
         ("trimmed_mean", {}, 'aggregator "trimmed_mean"'),
-        ("agg_enhance", {}, r'after "interior_points", which works with the model of each client.*secure = true'),
-        ("fed_zda", {}, 'after "zero_shot", which works with the model of each client'),
-        ("fed_zdas", {}, 'after "zero_shot", which works with the model of each client'),
+        (
+            "agg_enhance",
+            {},
+            r'post_aggregation "interior_points", which works with the model of each client.*secure = true',
+        ),
+        ("fed_zda", {}, 'post_aggregation "zero_shot", which works with the model of each client'),
+        ("fed_zdas", {}, 'post_aggregation "zero_shot", which works with the model of each client'),
     ],
 )
-def test_what_needs_single_updates_is_refused(
+def test_what_requires_individual_updates_is_refused(
     method: str, settings: dict[str, Any], sentence: str, run_method: RunMethod, digits: Any
 ) -> None:
     with pytest.raises(ConfigError, match=f"privacy.secure_aggregation = true cannot be used with {sentence}"):
