@@ -9,6 +9,7 @@ depends on the record in another way: then the answers of the two sites differ.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import HealthCheck, Phase, event, find, given, settings
 from hypothesis import strategies as st
 from strict_sites import CLASSES, NAME, SHAPE, ask, records, strict, tiny_site
-from well_formed import REQUESTS, requests
+from well_formed import RELEASING, REQUESTS, requests
 
 from fedsynth.components import class_counts, noisy_updates, protected_updates
 from fedsynth.federation import Client
@@ -44,6 +45,7 @@ class Mechanisms:
     noisy: list[Any] = field(default_factory=list)
     into: list[np.ndarray] = field(default_factory=list)
     moved: list[float] = field(default_factory=list)  # by the record, in standard deviations of the noise
+    updates: list[float] = field(default_factory=list)  # length of each part of a clipped update, in the same unit
     repeating: bool = False
     calls: int = 0
 
@@ -71,6 +73,11 @@ def coupled(monkeypatch: pytest.MonkeyPatch, found: Mechanisms) -> Iterator[None
     def watched_noise(values: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Tensor:
         return found.through(lambda v, *_: add_gaussian(v, std, rng), values, std)
 
+    def watched_update(values: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Tensor:
+        if not found.repeating:
+            found.updates.append(float(values.norm()) / std)
+        return watched_noise(values, std, rng)
+
     def watched_counts(counts: np.ndarray, eps: float, delta: float, rng: np.random.Generator) -> Any:
         sigma = histogram(counts, eps, delta, np.random.default_rng(0))[1].sigma
         return found.through(lambda c, *_: histogram(c, eps, delta, rng), counts, sigma)
@@ -90,17 +97,22 @@ def coupled(monkeypatch: pytest.MonkeyPatch, found: Mechanisms) -> Iterator[None
         """Keys are random and made without the data: those of the one site are as likely at the other."""
         return found.through(lambda *_: new_keys(), np.zeros(1), 1.0)
 
+    def same_noise(self: Client, purpose: str) -> np.random.Generator:
+        self._drawn.add(purpose)  # as the real one does: noise counts as secret, or no guarantee would hold
+        return generator(0, purpose, *self.occasion)
+
     new_keys = secure_sum.Secrets.new
     with monkeypatch.context() as patch:
         patch.setattr(secure_sum.Secrets, "new", same_keys)
         for module in (dpsgd, gan_private):
             patch.setattr(module, "noisy_sum", watched_sum)
             patch.setattr(module, "poisson_batch", same_batch)
-        for module in (protected_updates, noisy_updates, latent_statistics):
+        patch.setattr(protected_updates, "add_gaussian", watched_update)
+        for module in (noisy_updates, latent_statistics):
             patch.setattr(module, "add_gaussian", watched_noise)
         patch.setattr(class_counts, "discrete_gaussian_histogram", watched_counts)
         patch.setattr(gan_private._Records, "drawn", same_draws)
-        patch.setattr(Client, "noise_rng", lambda self, purpose: generator(0, purpose, *self.occasion))
+        patch.setattr(Client, "noise_rng", same_noise)
         yield
 
 
@@ -158,8 +170,40 @@ def test_whatever_leaves_is_charged_for_and_moves_no_farther_than_declared(
         event(f"{name}: {'left' if answers[0]['ok'] else answers[0]['error']}")
         if answers[0]["ok"]:
             state = {NAME: answers[0]["state"]} if step % 2 == 0 else state
-            assert max(found.moved, default=0.0) <= declared(answers[0]) * (1 + ROUNDING) + 1e-9, name
+            # a client that is hidden as a whole may be exchanged for one whose update points the other way
+            farthest = max([*found.moved, 2 * math.hypot(*found.updates)])
+            assert farthest <= declared(answers[0]) * (1 + ROUNDING) + 1e-9, name
     assert max(map(spent, sites)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("name", sorted(set(RELEASING)))
+def test_what_can_be_protected_leaves_and_is_seen_to_move(
+    name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the search above would find nothing wrong because it looks at nothing."""
+    counted = {"epsilon": 0.2, "keep": True}  # a GAN visits after the classes were counted
+
+    def moves(asked: tuple[str, dict[str, Any]]) -> bool:
+        folder, found, answers = tmp_path_factory.mktemp("seen"), Mechanisms(), []
+        for world in (0, 1):
+            with coupled(monkeypatch, found):
+                site = pair(folder / str(world), world, bright=False)
+                before = ask(site, "class_counts.count_classes", counted)
+                states = {NAME: before["state"]} if before["ok"] else {}
+                counts = found.calls
+                answers.append(ask(site, *asked, step=2, states=states))
+            found.repeating, found.calls = True, 0
+        return bool(answers[0]["ok"]) and max(found.moved[counts:], default=0.0) > 0
+
+    looking = settings(
+        max_examples=200,
+        deadline=None,
+        derandomize=True,
+        phases=(Phase.generate,),
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    assert find(requests((name,)), moves, settings=looking)
 
 
 def pair(folder: Path, world: int, bright: bool) -> Site:
