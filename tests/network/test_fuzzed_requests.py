@@ -187,7 +187,7 @@ def test_what_can_be_protected_leaves_and_is_seen_to_move(
         folder, found, answers = tmp_path_factory.mktemp("seen"), Mechanisms(), []
         for world in (0, 1):
             with coupled(monkeypatch, found):
-                site = pair(folder / str(world), world, bright=False)
+                site = pair(folder / str(world), world, bright=True)
                 before = ask(site, "class_counts.count_classes", counted)
                 states = {NAME: before["state"]} if before["ok"] else {}
                 counts = found.calls
