@@ -16,5 +16,4 @@ from fedsynth.privacy.guarantee import (
     SampledGaussianEvent,
 )
 from fedsynth.privacy.ledger import Ledger
-from fedsynth.privacy.rows import LedgerRow
-from fedsynth.privacy.words import ledger_words
+from fedsynth.privacy.rows import LedgerRow, ledger_words

@@ -13,8 +13,7 @@ from typing import Any
 
 from fedsynth.privacy.budget import Budget, Spending
 from fedsynth.privacy.guarantee import Guarantee, Scope, Unit
-from fedsynth.privacy.rows import Entry, History, LedgerRow, ledger_rows
-from fedsynth.privacy.words import ledger_words
+from fedsynth.privacy.rows import Entry, History, LedgerRow, ledger_rows, ledger_words
 
 Parcel = tuple[str, tuple[tuple[str, int | None], ...]]
 """A task, and its fields with the number of their guarantee (None: unprotected)."""
