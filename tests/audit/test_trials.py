@@ -22,16 +22,15 @@ from fedsynth.audit.task_trials import (
     visit_trials,
 )
 from fedsynth.audit.trials import Finding, put_to_the_test
-from fedsynth.components import update_privacy as protection
+from fedsynth.components import protected_updates
 from fedsynth.components.class_counts import counts_guarantee
-from fedsynth.components.update_privacy import Protection
+from fedsynth.components.protected_updates import ClippedUpdates, DpSgdUpdates
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Reply, leaves, task
 from fedsynth.federation.tasks import all_tasks
 from fedsynth.federation.trials import Trial
-from fedsynth.methods.feddpms import FedDpmsConfig, latent_release
-from fedsynth.methods.feddpms.latent_release import Calibration
+from fedsynth.methods.feddpms import FedDpmsConfig
 from fedsynth.methods.gandalf.settings import GandalfConfig
 from fedsynth.privacy import (
     DiscreteGaussianEvent,
@@ -46,28 +45,25 @@ from fedsynth.privacy import (
 )
 from fedsynth.privacy.discrete import discrete_gaussian_variance
 from fedsynth.privacy.mechanisms import gaussian_event
-from fedsynth.synthesis import gan_private
+from fedsynth.synthesis import gan_private, latent_statistics
+from fedsynth.synthesis.latent_statistics import Calibration
 
 DELTA = 1e-5
 CLASSES = 4
 PICTURES = Schema((1, 8, 8), CLASSES)
 
 
-def protected(**changes: Any) -> Protection:
-    common = {"updates": "dp_sgd", "clip": 0.5, "noise": 0.7, "noise_at": "client", "target": None}
-    return Protection(**common | {"delta": DELTA, "rounds": 1} | changes)
-
-
+DP_SGD = DpSgdUpdates(clip=0.5, delta=DELTA, noise=0.7, target=None, trainings=1)
+CLIPPED = ClippedUpdates(clip=0.5, delta=DELTA, noise=1.4)
+AT_SERVER = ClippedUpdates(clip=0.5, delta=DELTA, noise=0.7, noise_at="server")
 STEPS = Guarantee(mechanism="DP-SGD", events=(SampledGaussianEvent(rate=0.3, noise=0.7, steps=5),))
 COUNTS = GandalfConfig(counts_epsilon=6.0)
 COUNTED = counts_guarantee(DiscreteGaussianEvent(sigma=math.sqrt(discrete_gaussian_variance(6.0, DELTA))))
 TRIALS: dict[str, Callable[[], Trial]] = {
-    "dp-sgd": lambda: dpsgd_trial(protected(), CLASSES, sampled=False),
-    "dp-sgd, sampled": lambda: dpsgd_trial(protected(), CLASSES, sampled=True),
-    "clipped": lambda: clipped_trial(protected(updates="clipped", noise=1.4), CLASSES, (GaussianEvent(mu=2 / 1.4),)),
-    "clipped, server": lambda: clipped_trial(
-        protected(updates="clipped", noise_at="server"), CLASSES, (GaussianEvent(mu=1 / 0.7),)
-    ),
+    "dp-sgd": lambda: dpsgd_trial(DP_SGD, 0.7, CLASSES, sampled=False),
+    "dp-sgd, sampled": lambda: dpsgd_trial(DP_SGD, 0.7, CLASSES, sampled=True),
+    "clipped": lambda: clipped_trial(CLIPPED, CLASSES, (GaussianEvent(mu=2 / 1.4),)),
+    "clipped, server": lambda: clipped_trial(AT_SERVER, CLASSES, (GaussianEvent(mu=1 / 0.7),)),
     "gan visit": lambda: visit_trials(STEPS, None, PICTURES)[0],
     "gan visit, others": lambda: visit_trials(STEPS, None, PICTURES)[1],
     "own gan": lambda: own_gan_trials(STEPS, None, PICTURES)[0],
@@ -107,10 +103,10 @@ def test_a_trial_looks_where_it_would_be_seen(name: str) -> None:
 
 def halved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the noise, everywhere."""
-    whole, added, drawn = dpsgd.noisy_sum, protection.add_gaussian, discrete.discrete_gaussian
+    whole, added, drawn = dpsgd.noisy_sum, protected_updates.add_gaussian, discrete.discrete_gaussian
     for module in (dpsgd, gan_private):
         monkeypatch.setattr(module, "noisy_sum", lambda total, std, rng: whole(total, std / 2, rng))
-    for module in (protection, latent_release):
+    for module in (protected_updates, latent_statistics):
         monkeypatch.setattr(module, "add_gaussian", lambda x, std, rng: added(x, std / 2, rng))
     monkeypatch.setattr(discrete, "discrete_gaussian", lambda variance, rng: drawn(variance / 4, rng))
 
@@ -127,7 +123,7 @@ def test_a_clip_that_is_skipped_for_one_class_is_refuted_whichever_it_is(
     name: str, broken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gradient of that class is left as it is: the row of its class in the head tells which."""
-    clip, clip_update = dpsgd.clip_rows, protection.clip_weights
+    clip, clip_update = dpsgd.clip_rows, protected_updates.clip_weights
 
     def rows(x: torch.Tensor, norm: float) -> torch.Tensor:
         flat = x.reshape(len(x), -1)
@@ -143,7 +139,7 @@ def test_a_clip_that_is_skipped_for_one_class_is_refuted_whichever_it_is(
 
     monkeypatch.setattr(dpsgd, "clip_rows", rows)
     monkeypatch.setattr(gan_private, "clip_rows", rows)
-    monkeypatch.setattr(protection, "clip_weights", update)
+    monkeypatch.setattr(protected_updates, "clip_weights", update)
     assert judged(name).refuted
 
 
@@ -158,13 +154,13 @@ def test_noise_that_is_used_again_in_the_next_round_is_refuted(name: str, monkey
 
 
 def test_a_centre_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = latent_release.add_gaussian
+    added = latent_statistics.add_gaussian
 
     def but_for_the_sums(x: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Tensor:
         noisy = added(x, std, rng)
         return torch.cat([x[:, :8], noisy[:, 8:]], 1)
 
-    monkeypatch.setattr(latent_release, "add_gaussian", but_for_the_sums)
+    monkeypatch.setattr(latent_statistics, "add_gaussian", but_for_the_sums)
     assert judged("statistics").refuted
 
 
@@ -230,13 +226,13 @@ def at_raw_images(client: Client) -> Summed:
 def test_every_task_of_ours_that_claims_something_declares_a_trial() -> None:
     declared = {each.name for each in all_tasks() if each.make_trials is not None}
     assert declared >= {
-        "train",
-        "train_masked",
-        "train_gan_visit",
-        "train_own_gan",
-        "share_statistics",
-        "count_classes",
-        "train_augmented",
+        "local_training.train",
+        "secure_updates.train_masked",
+        "gandalf.clients.train_gan_visit",
+        "pfl_gan.client_gans.train_own_gan",
+        "feddpms.clients.share_statistics",
+        "class_counts.count_classes",
+        "feddpms.clients.train_augmented",
     }
     assert at_raw_images.make_trials is None
 

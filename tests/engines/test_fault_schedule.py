@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedsynth.components.loop import start_weights, train
+from fedsynth.components.local_training import TrainRequest, train
 from fedsynth.components.settings import TrainConfig
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.federation import Client, Policy, QuorumError, Reply, State, leaves, task
@@ -176,7 +176,7 @@ def trained(federate, rounds: int, **options):
     fed = federate(**options)
     spec = ModelSpec(name="mlp", hidden=(6,))
     config = method.config(train=TrainConfig(rounds=rounds, local_epochs=1), model=spec)
-    return fed, method.program(fed, config).model, start_weights(fed.seed, spec, fed.schema)
+    return fed, method.program(fed, config).model, fed.initial_weights(spec)
 
 
 def test_a_method_under_faults_finishes_and_lists_who_failed(federate):
@@ -244,10 +244,10 @@ def test_byzantine_clients_send_other_numbers_and_the_honest_do_not(federate, li
 def test_a_liar_sends_noise_of_the_right_shapes_and_the_others_the_truth(federate, where):
     method, spec = find_method("fedavg"), ModelSpec(name="mlp", hidden=(4,))
     cfg = method.config(train=TrainConfig(rounds=1, local_epochs=1), model=spec)
-    request = {"model": start_weights(0, spec, federate().schema), "spec": spec, "training": cfg.train.local(1)}
-    rest = {"rule": {"name": "plain"}, "keeps": "nothing", "sent": {}}
-    true = federate().broadcast(train, **request, **rest)
-    lied = federate(faults=FaultConfig(liars=["1"]), **where).broadcast(train, **request, **rest)
+    honest = federate()
+    asked = {"model": honest.initial_weights(spec), "request": TrainRequest(spec=spec, training=cfg.train.local(1))}
+    true = honest.broadcast(train, **asked)
+    lied = federate(faults=FaultConfig(liars=["1"]), **where).broadcast(train, **asked)
     for client in "023":
         assert all(torch.equal(entry, true[client].model[name]) for name, entry in lied[client].model.items())
     assert lied["1"].examples == true["1"].examples
