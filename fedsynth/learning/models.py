@@ -36,12 +36,10 @@ class ModelSpec(BaseModel):
     norm: Norm = Field(default="auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
     groups: PositiveInt = Field(default=4, description='Groups of each GroupNorm layer, with norm = "group".')
     hidden: tuple[PositiveInt, ...] | None = Field(
-        default=None,
-        description="Sizes of the hidden fully connected layers; none given means the model's own.",
+        default=None, description="Sizes of the hidden fully connected layers; none given means the model's own."
     )
     channels: tuple[PositiveInt, ...] | None = Field(
-        default=None,
-        description="Output channels of each convolutional block; none given means the model's own.",
+        default=None, description="Output channels of each convolutional block; none given means the model's own."
     )
     latent: PositiveInt | None = Field(
         default=None, description="Size of the latent that latent_cnn classifies; none given means the model's own."

@@ -34,10 +34,7 @@ class QuantityConfig(PartitionConfig):
 
     name: Literal["quantity"] = "quantity"
     alpha: float = Field(
-        default=0.5,
-        gt=0,
-        validation_alias=AliasChoices("alpha", "beta"),
-        description="Small: very unequal sizes.",
+        default=0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: very unequal sizes."
     )
     min_size: int = Field(
         default=10,

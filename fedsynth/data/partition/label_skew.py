@@ -32,17 +32,13 @@ class DirichletConfig(PartitionConfig):
 
     name: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(
-        default=0.5,
-        gt=0,
-        validation_alias=AliasChoices("alpha", "beta"),
-        description="Small: strongly skewed.",
+        default=0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: strongly skewed."
     )
     min_size: int = Field(
         default=10, ge=1, validation_alias=MIN_SIZE_NAMES, description="Fewest examples a client may have."
     )
     self_balancing: bool = Field(
-        default=False,
-        description="Give no more of the next classes to a client that has its fair share already.",
+        default=False, description="Give no more of the next classes to a client that has its fair share already."
     )
 
 
@@ -224,9 +220,7 @@ class MultimodalConfig(PartitionConfig):
 
     name: Literal["multimodal"] = "multimodal"
     mode_shares: tuple[float, ...] = Field(
-        default=(0.6, 0.3, 0.1),
-        min_length=1,
-        description="Fraction of the clients in each mode; one number per mode.",
+        default=(0.6, 0.3, 0.1), min_length=1, description="Fraction of the clients in each mode; one number per mode."
     )
     classes_per_client: int = Field(default=2, ge=1, description="How many classes of its mode each client has.")
 

@@ -27,8 +27,7 @@ def read_idx_folder(folder: Path, config: DataConfig, prefix: str = "") -> Raw:
     if "train" not in names:
         raise DataError(f"{folder} has no training images; add train-images-idx3-ubyte (plain or .gz).")
     return Raw(
-        train=_read_pair(names["train"], config),
-        test=_read_pair(names["test"], config) if "test" in names else None,
+        train=_read_pair(names["train"], config), test=_read_pair(names["test"], config) if "test" in names else None
     )
 
 

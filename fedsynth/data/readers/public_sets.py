@@ -19,18 +19,7 @@ IDX_FILES = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same
 CIFAR_FILES = "data_batch_1.bin ... data_batch_5.bin and test_batch.bin (CIFAR's binary version)"
 
 DIGIT_NAMES = tuple(string.digits)
-CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 LETTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 BALANCED = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")  # the other small letters are merged
