@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -58,13 +59,11 @@ class FederatedData:
 
     def client(self, client: str) -> ClientData:
         """The parts of one client, copied from the pool."""
-        start, train, validation, end = self.bounds[self.position(client)]
-        test = self.pool.subset(self.rows[validation:end])
-        return ClientData(
-            self.pool.subset(self.rows[start:train]),
-            self.pool.subset(self.rows[train:validation]),
-            test if self.config.client_test == "own" else self._source_test(self.client_sources[self.position(client)]),
-        )
+        position = self.position(client)
+        bounds = self.bounds[position]
+        train, validation, test = (self.pool.subset(self.rows[a:b]) for a, b in pairwise(bounds))
+        own = self.config.client_test == "own"
+        return ClientData(train, validation, test if own else self._source_test(self.client_sources[position]))
 
     def _source_test(self, source: int) -> Dataset:
         """The part of the global test set that comes from one source."""

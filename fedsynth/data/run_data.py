@@ -6,43 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fedsynth.data import manifest as numbers
 from fedsynth.data.dataset import Dataset, Schema
+from fedsynth.data.federated import FederatedData
 from fedsynth.errors import DataError
-
-
-class RunData(Protocol):
-    """What a run must know of its federation's data, wherever that is. Without a `test`, there is no global test.
-
-    How many examples clients have is None where it is not known: sites of a network release it only on request.
-    """
-
-    @property
-    def clients(self) -> list[str]: ...
-
-    @property
-    def schema(self) -> Schema: ...
-
-    @property
-    def test(self) -> Dataset | None: ...
-
-    @property
-    def test_sources(self) -> np.ndarray | None: ...
-
-    @property
-    def source_names(self) -> tuple[str, ...]: ...
-
-    def train_size(self, client: str) -> int | None: ...
-
-    def counts(self, part: str = "train") -> np.ndarray | None: ...
-
-    def split_fingerprint(self) -> str: ...
-
-    def manifest(self) -> numbers.Manifest: ...
 
 
 @dataclass(frozen=True)
@@ -118,3 +89,10 @@ class DescribedData:
             known = {site: {"train": list(self.class_counts[site])} for site in self.sites if site in self.class_counts}
             table["counts"] = {"per_client": known}
         return table
+
+
+RunData = FederatedData | DescribedData
+"""What a run knows of its federation's data, wherever that is. Without a `test`, there is no global test.
+
+How many examples clients have is None where it is not known: sites of a network release it only on request.
+"""

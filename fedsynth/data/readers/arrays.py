@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.readers.archives import check_unpacked_size
-from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
+from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part, join_parts
 from fedsynth.errors import DataError
 
 PIXELS = 3 * 32 * 32
@@ -44,20 +44,17 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
         with archive:
             unpacked = check_unpacked_size(path)
             arrays = {key: archive[key] for key in archive.files}
-    except ValueError as error:
-        if "allow_pickle" in str(error) or "pickle" in str(error).lower():
+    except (ValueError, MemoryError) as error:  # a header may promise more than any machine has
+        if "pickle" in str(error).lower():
             raise DataError(
                 f"{path} is not a plain .npz file or holds Python objects, which are never loaded; "
                 "save numbers or text arrays with numpy.savez."
             ) from error
         raise DataError(f"{path} is damaged ({error}); write it again with numpy.savez.") from error
-    except MemoryError as error:  # its header promises more than any machine has
-        raise DataError(f"{path} is damaged ({error}); write it again with numpy.savez.") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, RuntimeError) as error:
         raise DataError(f"{path} is not a readable .npz file ({error}); write it again with numpy.savez.") from error
-    if any(
-        array.ndim and len(array) > unpacked for array in arrays.values()
-    ):  # entries of no bytes, any number of them
+    # Entries of no bytes: there may be any number of them.
+    if any(array.ndim and len(array) > unpacked for array in arrays.values()):
         raise DataError(f"{path} is damaged (it has more entries than bytes); write it again with numpy.savez.")
     return arrays
 
@@ -83,9 +80,8 @@ def read_packed(folder: Path, config: DataConfig) -> Raw:
     if not is_packed(folder):
         raise DataError(f"{folder} is a folder without train-1.npz; give the path of an .npz file.")
     files = sorted(folder.glob("train-*.npz"), key=lambda path: (len(path.name), path.name))
-    parts = [_unpack(path, config) for path in files]
-    train = Part(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
     test = folder / "test.npz"
+    train = join_parts([_unpack(path, config) for path in files])
     return Raw(train, _unpack(test, config) if test.is_file() else None)
 
 
@@ -117,8 +113,7 @@ def read_cifar_binary(folder: Path, config: DataConfig) -> Raw:
     if found is None:
         raise DataError(f"{folder} has neither data_batch_1.bin nor train.bin of CIFAR's binary version.")
     labels = 2 if found[0][0].name == "train.bin" else 1
-    parts = [_records(path, labels) for path in found[0]]
-    train = Part(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+    train = join_parts([_records(path, labels) for path in found[0]])
     return Raw(train, _records(found[1], labels) if found[1].is_file() else None)
 
 

@@ -12,7 +12,7 @@ from fedsynth.data.config import DataConfig
 from fedsynth.data.readers.arrays import is_packed, read_npz
 from fedsynth.data.readers.idx import idx_names, read_idx_folder
 from fedsynth.data.readers.image_folders import class_folders, read_image_folder
-from fedsynth.data.readers.raw import Part, Raw, describe_shape
+from fedsynth.data.readers.raw import Part, Raw, describe_shape, join_parts
 from fedsynth.data.readers.tables import describe_difference, read_csv, read_parquet
 from fedsynth.errors import DataError
 
@@ -53,18 +53,11 @@ def read_client(path: Path, config: DataConfig) -> Raw:
 
 
 def read_clients(folder: Path, config: DataConfig) -> Raw:
-    """All clients of a folder as one source whose groups are the clients' ids."""
+    """All clients of a folder as one source whose groups are the clients' ids; a client that differs is named."""
     inner = config.model_copy(update={"client_column": None})
-    clients = {client: read_client(path, inner) for client, path in client_paths(folder).items()}
-    return join_clients(clients, str(folder))
-
-
-def join_clients(clients: dict[str, Raw], where: str) -> Raw:
-    """One source out of many; a client whose shape or columns differ is named with the difference."""
-    clients = unify_channels(clients)
-    problem = next(iter(find_differences(clients)), None)
-    if problem is not None:
-        raise DataError(f"{where}: {problem}")
+    clients = unify_channels({client: read_client(path, inner) for client, path in client_paths(folder).items()})
+    for problem in find_differences(clients):
+        raise DataError(f"{folder}: {problem}")
     columns = next(iter(clients.values())).columns
     raws = [_in_order(raw, columns) for raw in clients.values()]
     groups = np.repeat(np.array(list(clients)), [len(raw.train.y) for raw in raws])
@@ -94,33 +87,21 @@ def find_differences(clients: dict[str, Raw]) -> list[str]:
 
 def unify_channels(clients: dict[str, Raw]) -> dict[str, Raw]:
     """Image folders are grey only if every client's are; otherwise grey clients become RGB like the rest."""
-    if not all(raw.from_pictures for raw in clients.values()):
+    pictures = all(raw.from_pictures for raw in clients.values())
+    if not pictures or len({raw.train.x.shape[1] for raw in clients.values()}) == 1:
         return clients
-    if len({raw.train.x.shape[1] for raw in clients.values()}) == 1:
-        return clients
-    return {client: _as_rgb(raw) for client, raw in clients.items()}
-
-
-def _as_rgb(raw: Raw) -> Raw:
-    if raw.train.x.shape[1] == 3:
-        return raw
-    parts = [Part(np.repeat(part.x, 3, axis=1), part.y) for part in raw.parts()]
-    return replace(raw, train=parts[0], test=parts[1] if len(parts) > 1 else None)
+    as_rgb = {1: lambda x: np.repeat(x, 3, axis=1), 3: lambda x: x}
+    return {client: raw.change_examples(as_rgb[raw.train.x.shape[1]]) for client, raw in clients.items()}
 
 
 def _in_order(raw: Raw, columns: tuple[str, ...]) -> Raw:
     if raw.columns == columns or not columns or not raw.columns or raw.train.x.ndim != 2:
         return raw
     order = [raw.columns.index(column) for column in columns]
-    parts = [Part(part.x[:, order], part.y) for part in raw.parts()]
-    return replace(raw, train=parts[0], test=parts[1] if len(parts) > 1 else None, columns=columns)
+    return replace(raw.change_examples(lambda x: x[:, order]), columns=columns)
 
 
 def _join(parts: list[Part]) -> Part:
     if len({part.x.dtype for part in parts}) > 1:
-        parts = [Part(_as_float(part.x), part.y) for part in parts]
-    return Part(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-
-
-def _as_float(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float32) / 255 if x.dtype == np.uint8 else x
+        parts = [Part(part.x.astype(np.float32) / 255, part.y) if part.x.dtype == np.uint8 else part for part in parts]
+    return join_parts(parts)

@@ -59,11 +59,7 @@ def read_hub(name: str, home: HubSet, config: DataConfig, download: Download = d
 
 
 def _read_files(files: list[Path], home: HubSet, config: DataConfig) -> Part:
-    images, labels = [], []
-    for path in files:
-        pixels, numbers = _read_file(path, home)
-        images.append(pixels)
-        labels.append(numbers)
+    images, labels = zip(*(_read_file(path, home) for path in files), strict=True)
     where = str(files[0])
     return check_part(as_examples(np.concatenate(images), where, config.shape), np.concatenate(labels), where)
 

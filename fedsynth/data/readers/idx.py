@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -26,9 +27,7 @@ def read_idx_folder(folder: Path, config: DataConfig, prefix: str = "") -> Raw:
         )
     if "train" not in names:
         raise DataError(f"{folder} has no training images; add train-images-idx3-ubyte (plain or .gz).")
-    return Raw(
-        train=_read_pair(names["train"], config), test=_read_pair(names["test"], config) if "test" in names else None
-    )
+    return Raw(_read_pair(names["train"], config), _read_pair(names["test"], config) if "test" in names else None)
 
 
 def idx_names(folder: Path, prefix: str = "") -> dict[str, Path]:
@@ -47,9 +46,10 @@ def idx_names(folder: Path, prefix: str = "") -> dict[str, Path]:
 
 def _read_pair(images: Path, config: DataConfig) -> Part:
     stem = images.name.removesuffix(".gz").replace("-images-idx3-ubyte", "-labels-idx1-ubyte")
-    candidates = [images.with_name(stem), images.with_name(stem + ".gz")]
-    labels = next((path for path in candidates if path.is_file()), None)
-    if labels is None:
+    labels = images.with_name(stem)
+    if not labels.is_file():
+        labels = images.with_name(stem + ".gz")
+    if not labels.is_file():
         raise DataError(f"{images} has no labels beside it; add {stem} (plain or .gz).")
     x = read_idx(images, dimensions=3)
     if images.name.startswith("emnist"):
@@ -69,9 +69,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             "it is another kind of file."
         )
     shape = [int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(dimensions)]
-    expected = 1
-    for side in shape:
-        expected *= side
+    expected = math.prod(shape)
     if len(data) - header != expected:
         raise DataError(
             f"{path} is damaged: its header promises {expected} bytes and it has {len(data) - header}; copy it again."

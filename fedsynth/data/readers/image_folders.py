@@ -26,7 +26,7 @@ def read_image_folder(folder: Path, config: DataConfig) -> Raw:
         parts.append(_read_classes(folder / "test", config))
     if len({part.x.shape[1:] for part in parts}) > 1:
         raise DataError(f"{folder}: train and test images have different sizes; set data.image_size, as in 32.")
-    if all(_is_grey(part.x) for part in parts):
+    if all((part.x == part.x[:, :1]).all() for part in parts):
         parts = [replace(part, x=np.ascontiguousarray(part.x[:, :1])) for part in parts]
     return Raw(parts[0], parts[1] if len(parts) > 1 else None, from_pictures=True)
 
@@ -78,7 +78,3 @@ def read_picture(path: Path, size: tuple[int, int] | None) -> np.ndarray:
     if size is not None and rgb.size != size[::-1]:
         rgb = rgb.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(rgb, np.uint8).transpose(2, 0, 1)
-
-
-def _is_grey(x: np.ndarray) -> bool:
-    return bool(np.array_equal(x[:, 0], x[:, 1]) and np.array_equal(x[:, 0], x[:, 2]))
