@@ -56,8 +56,8 @@ def read_clients(folder: Path, config: DataConfig) -> Raw:
     """All clients of a folder as one source whose groups are the clients' ids; a client that differs is named."""
     inner = config.model_copy(update={"client_column": None})
     clients = unify_channels({client: read_client(path, inner) for client, path in client_paths(folder).items()})
-    for problem in find_differences(clients):
-        raise DataError(f"{folder}: {problem}")
+    if problems := find_differences(clients):
+        raise DataError(f"{folder}: {problems[0]}")
     columns = next(iter(clients.values())).columns
     raws = [_in_order(raw, columns) for raw in clients.values()]
     groups = np.repeat(np.array(list(clients)), [len(raw.train.y) for raw in raws])
