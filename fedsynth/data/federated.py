@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsynth.data import manifest as numbers
 from fedsynth.data.config import DataConfig
-from fedsynth.data.dataset import ClientData, Dataset, Schema
+from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.data.mixture import Mixture, mix
 from fedsynth.data.partition import PartitionConfig, divide, parse_partition
 from fedsynth.data.partition.allocation import apportion
@@ -28,20 +28,13 @@ PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class FederatedData:
+class FederatedData(Mixture):
     """Clients with disjoint train, validation and test parts, and a global test set nobody trains on."""
 
-    pool: Dataset
     clients: list[str]
     rows: np.ndarray  # client after client; within a client train, validation, test
     bounds: np.ndarray  # (clients, 4): where each client's parts begin and end in `rows`
-    test: Dataset
-    test_sources: np.ndarray | None
-    schema: Schema
-    source_names: tuple[str, ...]
     client_sources: np.ndarray
-    held_out: np.ndarray
-    fingerprint: str
     seed: int
     partition: PartitionConfig
     config: DataConfig = field(repr=False)
@@ -138,18 +131,13 @@ def load_federated(
     rows, bounds = split_clients(mixture.pool.y, parts, ids, data.validation, share, seed)
     assert_disjoint(rows, len(mixture.pool), mixture.held_out)
     train = np.concatenate([rows[first:last] for first, last in bounds[:, :2]])
+    pool = corrupt_labels(mixture.pool, train, data.label_noise, mixture.schema.classes, seed)
     return FederatedData(
-        pool=corrupt_labels(mixture.pool, train, data.label_noise, mixture.schema.classes, seed),
+        **{**vars(mixture), "pool": pool},
         clients=ids,
-        rows=rows.astype(np.int32) if len(mixture.pool) < 2**31 else rows,
+        rows=rows.astype(np.int32) if len(pool) < 2**31 else rows,
         bounds=bounds,
-        test=mixture.test,
-        test_sources=mixture.test_sources,
-        schema=mixture.schema,
-        source_names=mixture.names,
         client_sources=owners,
-        held_out=mixture.held_out,
-        fingerprint=mixture.fingerprint,
         seed=seed,
         partition=config,
         config=data,
@@ -181,12 +169,12 @@ def _divide_sources(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Rows of each client, and the source that each client belongs to."""
     free = mixture.free_rows()
-    if config.name == "natural" or len(mixture.names) == 1:
+    if config.name == "natural" or len(mixture.source_names) == 1:
         groups = mixture.groups[free] if mixture.groups is not None else None
         parts = divide(mixture.pool.y[free], config, generator(seed, "partition", config.name), groups)
         parts = [free[part] for part in parts]
         return parts, np.array([mixture.sources[part[0]] for part in parts], dtype=np.int64)
-    shares = np.array(data.shares or [1] * len(mixture.names), dtype=float)
+    shares = np.array(data.shares or [1] * len(mixture.source_names), dtype=float)
     if config.num_clients < len(shares):
         raise DataError(
             f"{len(shares)} sources need at least {len(shares)} clients and partition.num_clients is "

@@ -26,7 +26,7 @@ class Mixture:
     test: Dataset
     test_sources: np.ndarray | None
     schema: Schema
-    names: tuple[str, ...]
+    source_names: tuple[str, ...]
     fingerprint: str
 
     def free_rows(self) -> np.ndarray:
@@ -64,7 +64,7 @@ def mix(sources: list[Source], config: DataConfig, seed: int) -> Mixture:
         test=_join(tests),
         test_sources=np.repeat(np.arange(len(tests)), [len(test) for test in tests]) if several else None,
         schema=schema,
-        names=names,
+        source_names=names,
         fingerprint=_fingerprint(sources),
     )
 

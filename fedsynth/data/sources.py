@@ -62,7 +62,8 @@ def load_sources(config: DataConfig, seed: int = 0) -> list[Source]:
     for position, name in enumerate(names):
         # The position, not the name, goes into the seed: a path may be spelt differently on each machine.
         rng, kept = generator(seed, "data", "limit", position), config.classes_of(position, len(names))
-        sources.append(_prepare(canonical_name(name), read_raw(name, config), config, kept, rng))
+        known = find_known(name)  # however its name was spelt
+        sources.append(_prepare(known.name if known else name, read_raw(name, config), config, kept, rng))
     for source in sources[1:]:
         if source.schema.shape != sources[0].schema.shape:
             raise DataError(
@@ -91,12 +92,6 @@ def read_raw(name: str, config: DataConfig) -> Raw:
         raise ConfigError(f'"{name}" is a path; say what it holds, as in "{kinds}:{name}".')
     options = ["digits", *KNOWN, *(f"{reader}:PATH" for reader in READERS)]
     raise ConfigError(f'There is no data set "{name}".{nearest(name, options)}')
-
-
-def canonical_name(name: str) -> str:
-    """The one spelling of a known set's name; anything else stays as it is."""
-    known = find_known(name)
-    return known.name if known is not None else name
 
 
 def _digits() -> Raw:

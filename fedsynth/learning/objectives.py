@@ -29,6 +29,12 @@ def add_to_gradients(model: nn.Module, terms: list[Tensor], scale: float) -> Non
         torch._foreach_add_([g for g, _ in pairs], [t for _, t in pairs], alpha=scale)
 
 
+@torch.no_grad()
+def add_distance(model: nn.Module, reference: list[Tensor], scale: float) -> None:
+    """gradient += scale · (w − reference)."""
+    add_to_gradients(model, [p - r for p, r in zip(model.parameters(), reference, strict=True)], scale)
+
+
 class Proximal(CrossEntropy):
     """FedProx: loss + μ/2 · ‖w − w_t‖², whose gradient is μ (w − w_t)."""
 
@@ -37,9 +43,7 @@ class Proximal(CrossEntropy):
 
     def correct_gradients(self, model: nn.Module) -> None:
         """Add μ (w − w_t)."""
-        with torch.no_grad():
-            distance = [p - r for p, r in zip(model.parameters(), self.reference, strict=True)]
-            add_to_gradients(model, distance, self.mu)
+        add_distance(model, self.reference, self.mu)
 
 
 class ControlVariates(CrossEntropy):
@@ -65,10 +69,8 @@ class Dynamic(CrossEntropy):
 
     def correct_gradients(self, model: nn.Module) -> None:
         """Add α (w − w_t) − h_i."""
-        with torch.no_grad():
-            distance = [p - r for p, r in zip(model.parameters(), self.reference, strict=True)]
-            add_to_gradients(model, distance, self.alpha)
-            add_to_gradients(model, self.linear, -1.0)
+        add_distance(model, self.reference, self.alpha)
+        add_to_gradients(model, self.linear, -1.0)
 
 
 class LogitAdjusted(CrossEntropy):

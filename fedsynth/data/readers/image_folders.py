@@ -12,8 +12,6 @@ from fedsynth.data.config import DataConfig
 from fedsynth.data.readers.raw import Part, Raw
 from fedsynth.errors import DataError
 
-ENDINGS = {".png", ".jpg", ".jpeg"}
-
 
 def read_image_folder(folder: Path, config: DataConfig) -> Raw:
     """Images by class folder; grey if every image is grey, else RGB (transparency is dropped)."""
@@ -36,19 +34,14 @@ def class_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def picture_files(folder: Path) -> list[Path]:
-    """The PNG and JPEG files of one folder, in order."""
-    files = (path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
-    return sorted(path for path in files if not path.name.startswith("."))
-
-
 def _read_classes(folder: Path, config: DataConfig) -> Part:
     folders = class_folders(folder)
     if not folders:
         raise DataError(f"{folder} has no sub-folders; put the images of each class in a folder of its own.")
     files, labels = [], []
     for class_folder in folders:
-        pictures = picture_files(class_folder)
+        visible = (path for path in class_folder.iterdir() if not path.name.startswith("."))
+        pictures = sorted(path for path in visible if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
         if not pictures:
             raise DataError(f"{class_folder} has no PNG or JPEG files; add some or remove the folder.")
         files += pictures

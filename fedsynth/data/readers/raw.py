@@ -52,20 +52,15 @@ def join_parts(parts: Sequence[Part]) -> Part:
 
 
 def check_part(x: np.ndarray, y: np.ndarray, where: str) -> Part:
-    """Examples and labels that belong together, or a sentence about what is wrong with the file."""
+    """Examples and labels (int64 or text) that belong together, or a sentence about what is wrong with the file."""
     if y.ndim != 1:
         raise DataError(f"{where}: labels have shape {y.shape}; give one label per example.")
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} examples but {len(y)} labels; every example needs one label.")
     if len(y) == 0:
         raise DataError(f"{where} holds no examples; remove it or fill it.")
-    return Part(x, check_labels(y, where))
-
-
-def check_labels(y: np.ndarray, where: str) -> np.ndarray:
-    """Labels as int64 or as text; fractions, negative numbers and huge numbers are refused."""
     if y.dtype.kind in "USb":
-        return y.astype(str)
+        return Part(x, y.astype(str))
     if y.dtype.kind not in "iu":
         raise DataError(f"{where}: labels are of type {y.dtype}; write them as whole numbers or as text.")
     lowest, highest = int(y.min()), int(y.max())
@@ -75,7 +70,7 @@ def check_labels(y: np.ndarray, where: str) -> np.ndarray:
         raise DataError(
             f"{where}: label {highest} is out of range; number the classes 0, 1, 2, ... or give them as text."
         )
-    return y.astype(np.int64)
+    return Part(x, y.astype(np.int64))
 
 
 def as_examples(x: np.ndarray, where: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
