@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import Dataset
-from fedsynth.data.readers.client_folders import client_paths, find_differences, read_client, unify_channels
+from fedsynth.data.readers.folders import client_paths, find_differences, read_client, unify_channels
 from fedsynth.data.readers.raw import Raw, describe_shape, number_labels, resize_images
 from fedsynth.data.sources import Source, load_sources
 from fedsynth.errors import DataError

@@ -1,21 +1,24 @@
 """A federation's data in memory: one pool of examples, and who holds which rows of it.
 
-The rows of all clients lie in one array, so that 100,000 clients cost megabytes; a client's examples are
-copied out of the pool only when they are asked for.
+The rows of all clients lie in one array, so that 100,000 clients cost megabytes; a client's examples are copied out of
+the pool only when they are asked for. Or data that stays where it is: what a network's server knows of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from fedsynth.data import manifest as numbers
 from fedsynth.data.config import DataConfig
-from fedsynth.data.dataset import ClientData, Dataset
+from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.mixture import Mixture, mix
 from fedsynth.data.partition import PartitionConfig, divide, parse_partition
 from fedsynth.data.partition.allocation import apportion
@@ -198,3 +201,85 @@ def _client_ids(parts: list[np.ndarray], mixture: Mixture, config: PartitionConf
         return [str(mixture.groups[part[0]]) for part in parts]
     width = len(str(len(parts) - 1))
     return [str(number).zfill(width) for number in range(len(parts))]
+
+
+@dataclass(frozen=True)
+class DescribedData:
+    """Sites as they described themselves: shape and classes. The server has no test.
+
+    `class_counts` has the training examples per class of those sites that released them.
+    """
+
+    sites: Mapping[str, Mapping[str, Any]]
+    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    test: Dataset | None = None
+    test_sources: np.ndarray | None = None
+    source_names: tuple[str, ...] = ("sites",)
+
+    @property
+    def clients(self) -> list[str]:
+        """The sites, in the order of the experiment."""
+        return list(self.sites)
+
+    @property
+    def schema(self) -> Schema:
+        """What all sites agree on."""
+        first = next(iter(self.sites.values()))
+        return Schema(tuple(first["shape"]), len(first["classes"]), tuple(first["classes"]))
+
+    def check(self) -> None:
+        """Refuse sites that do not agree, by name."""
+        first_name, first = next(iter(self.sites.items()))
+        for name, about in self.sites.items():
+            for key in ("shape", "classes"):
+                if about[key] != first[key]:
+                    raise DataError(
+                        f'Site "{name}" has another {key} ({about[key]}) than site "{first_name}" ({first[key]}): '
+                        "give all sites the same [schema]."
+                    )
+
+    def with_counts(self, class_counts: Mapping[str, Sequence[int]]) -> DescribedData:
+        """The same sites, and what some of them released of their training examples, class by class."""
+        return replace(self, class_counts=dict(class_counts))
+
+    def train_size(self, client: str) -> int | None:
+        """How many examples a site trains on, if it released that."""
+        return sum(self.class_counts[client]) if client in self.class_counts else None
+
+    def counts(self, part: str = "train") -> np.ndarray | None:
+        """Examples per site and class in one part, if all sites released them; they release "train" alone."""
+        if part != "train" or not all(site in self.class_counts for site in self.sites):
+            return None
+        return np.array([self.class_counts[site] for site in self.sites], dtype=np.int64)
+
+    def split_fingerprint(self) -> str:
+        """sha256 over what the sites say of their data; it changes when a site's data does."""
+        known = [[name, about["fingerprint"]] for name, about in self.sites.items()]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+    def manifest(self) -> numbers.Manifest:
+        """The same table as a simulated split's, without what the server does not know."""
+        table: numbers.Manifest = {
+            "sites": {name: dict(about) for name, about in self.sites.items()},
+            "fingerprint": {"split": self.split_fingerprint()},
+            "shape": list(self.schema.shape),
+            "classes": list(self.schema.class_names),
+            "clients": len(self.sites),
+        }
+        counts = self.counts()
+        if counts is not None:
+            table["examples"] = {"train": int(counts.sum())}
+            table["train_sizes"] = numbers.summarise_sizes(counts.sum(axis=1))
+            table["skew"] = numbers.measure_skew(counts)
+            table["counts"] = numbers.tabulate_counts(self.clients, {"train": counts})
+        elif self.class_counts:
+            known = {site: {"train": list(self.class_counts[site])} for site in self.sites if site in self.class_counts}
+            table["counts"] = {"per_client": known}
+        return table
+
+
+RunData = FederatedData | DescribedData
+"""What a run knows of its federation's data, wherever that is. Without a `test`, there is no global test.
+
+How many examples clients have is None where it is not known: sites of a network release it only on request.
+"""

@@ -15,10 +15,8 @@ import numpy as np
 from fedsynth.data.config import ClassList, DataConfig
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.data.partition.allocation import apportion
-from fedsynth.data.readers.arrays import read_npz
-from fedsynth.data.readers.client_folders import read_clients
-from fedsynth.data.readers.idx import read_idx_folder
-from fedsynth.data.readers.image_folders import read_image_folder
+from fedsynth.data.readers.arrays import read_idx_folder, read_npz
+from fedsynth.data.readers.folders import read_clients, read_image_folder
 from fedsynth.data.readers.public_sets import KNOWN, find_known, read_known
 from fedsynth.data.readers.raw import Part, Raw, describe_shape, number_labels, resize_images
 from fedsynth.data.readers.tables import read_csv, read_parquet

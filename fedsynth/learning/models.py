@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError, UserError, nearest
-from fedsynth.learning.latent import Latent
-from fedsynth.learning.resnet import NormLayer, resnet18_body
+from fedsynth.learning.layers import Latent, NormLayer, resnet18_body
 from fedsynth.learning.weights import check_match
 from fedsynth.seeding import derive
 

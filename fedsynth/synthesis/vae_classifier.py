@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsynth.errors import UserError
-from fedsynth.learning.latent import Latent, LatentHeads, sample_latent
+from fedsynth.learning.layers import Latent, LatentHeads, sample_latent
 from fedsynth.learning.models import Classifier, Examples, ModelSpec, PoolReLU, instantiate
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
 from fedsynth.learning.training import Objective

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fedsynth.learning.latent import LatentHeads, sample_latent
+from fedsynth.learning.layers import LatentHeads, sample_latent
 from fedsynth.synthesis.vae_classifier import Decoder, vae_loss
 
 

@@ -17,8 +17,15 @@ import numpy as np
 from PIL import Image
 
 from fedsynth.data.config import DataConfig
-from fedsynth.data.readers.arrays import cifar_files, is_packed, read_cifar_binary, read_npz, read_packed
-from fedsynth.data.readers.idx import idx_names, read_idx_folder
+from fedsynth.data.readers.arrays import (
+    cifar_files,
+    idx_names,
+    is_packed,
+    read_cifar_binary,
+    read_idx_folder,
+    read_npz,
+    read_packed,
+)
 from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError
 
@@ -130,11 +137,8 @@ def _read_local(known: KnownSet, config: DataConfig) -> Raw | None:
     folders.append(root / known.name.replace("-", "_"))
     if config.dir is not None:
         folders.append(root)  # data.dir may be the data set's own folder
-    for folder in folders:
-        raw = _read_folder(folder, known, config)
-        if raw is not None:
-            return raw
-    return None
+    found = (_read_folder(folder, known, config) for folder in folders)
+    return next((raw for raw in found if raw is not None), None)
 
 
 def _read_folder(folder: Path, known: KnownSet, config: DataConfig) -> Raw | None:
