@@ -76,7 +76,6 @@ class MethodConfig(BaseModel):
     loop does it; a method that trains in a task of its own does not unless it says so.
     `requires_individual_updates` says why the method needs more than the sum of what clients send; empty where it does
     not.
-    `search` names the numbers that `compare --tune` tries for the method, with the ends of their ranges (logarithmic).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -89,7 +88,6 @@ class MethodConfig(BaseModel):
     requires_individual_updates: ClassVar[str] = (
         "it trains outside of the shared loop, whose mean is what can be summed securely"
     )
-    search: ClassVar[dict[str, tuple[float, float]]] = {}
 
     @model_validator(mode="after")
     def _keeps_the_promise_of_privacy(self) -> MethodConfig:

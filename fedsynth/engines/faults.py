@@ -76,6 +76,7 @@ class FaultyEngine:
         if task == EVALUATION or all(client.startswith(SERVER) for client in requests):
             # The experimenter's look at the result and the server's own work are no part of what can fail here.
             return self.inner.ask(task, requests, deadline)
+        name = task.rsplit(".", 1)[-1]  # without its module: methods are compared under the same faults
         failures: dict[str, Failure] = {}
         spans: dict[str, tuple[float, float]] = {}
         headers: dict[int, Header] = {}  # a broadcast is one request for all
@@ -87,7 +88,7 @@ class FaultyEngine:
                 self._begin(header.relay)
             lane = client if header.route is None else header.route
             start = self._lanes.get(lane, self._began)
-            seconds, failure = self._fate(task, client, start, f"{header.step}-{header.id}")
+            seconds, failure = self._fate(name, client, start, f"{header.step}-{header.id}")
             self._lanes[lane] = start + seconds
             spans[client] = (start, start + seconds)
             if failure is not None:
@@ -96,7 +97,7 @@ class FaultyEngine:
         reached = {client: request for client, request in requests.items() if client not in failures}
         answers = self.inner.ask(task, reached, deadline) if reached else Answers()
         for client in self.liars & set(answers.replies):
-            rng = generator(self.seed, "lie", task, client, f"{headers[id(requests[client])].step}")
+            rng = generator(self.seed, "lie", name, client, f"{headers[id(requests[client])].step}")
             answers.replies[client] = Blob(falsify(answers.replies[client].read(), self.config.lie, rng))
         answers.failures.update(failures)
         answers.spans = spans

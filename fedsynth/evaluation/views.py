@@ -5,7 +5,7 @@ client's own model. Validation parts serve selection; test parts are read by the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.evaluation.fairness import score_classes, score_clients
 from fedsynth.evaluation.results import ClientScore, ClientScores, Evaluation, GlobalScores
 from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, task
+from fedsynth.federation.payload import Fields
 from fedsynth.federation.personal import personal_model
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.training import Tally, evaluate
@@ -28,7 +29,7 @@ NO_TEST_SET = "the server has no test set; the clients evaluate the model on the
 class Scores(Reply):
     """How a client's models do on its own data."""
 
-    scores: dict[str, dict[str, Any]] = leaves("right answers and examples per class, and the loss, on its own data")
+    scores: dict[str, Tally] = leaves("right answers and examples per class, and the loss, on its own data")
 
 
 @task
@@ -38,11 +39,11 @@ def score(
     spec: ModelSpec,
     parts: list[Part],
     personal: str = "",
-    settings: dict[str, Any] | None = None,
-    judge_global: bool = True,
+    settings: Fields | None = None,
+    evaluate_global: bool = True,
 ) -> Scores:
     """Count right answers of the global model, and of the client's own if the method has such."""
-    models: dict[str, Weights] = {"global": model} if judge_global else {}
+    models: dict[str, Weights] = {"global": model} if evaluate_global else {}
     if personal:
         models["personal"] = personal_model(personal, client, model, spec, settings or {})
     scores = {}
@@ -50,8 +51,7 @@ def score(
         net = instantiate(spec, client.schema.shape, client.schema.classes, weights).to(client.device)
         for part in parts:
             x, y = getattr(client.data, part).tensors()
-            tally = evaluate(net, x, y, client.schema.classes)
-            scores[f"{view}/{part}"] = {"correct": tally.correct, "total": tally.total, "loss": tally.loss}
+            scores[f"{view}/{part}"] = evaluate(net, x, y, client.schema.classes)
     return client.release(Scores(scores=scores))
 
 
@@ -69,12 +69,12 @@ def client_tallies(
         parts=list(parts),
         personal=outcome.personal,
         settings=outcome.personal_settings,
-        judge_global=outcome.model is not None and not outcome.no_global,
+        evaluate_global=outcome.model is not None and not outcome.no_global,
     )
     result: dict[str, dict[str, Tally]] = {}
     for client, reply in replies.items():
-        for key, row in reply.scores.items():
-            result.setdefault(key, {})[client] = Tally(row["correct"], row["total"], row["loss"])
+        for key, tally in reply.scores.items():
+            result.setdefault(key, {})[client] = tally
     return result
 
 

@@ -194,8 +194,8 @@ def carry_out(
     )
     data = with_told_counts(experiment, data, fed, folder.path)
     outcome = find_method(experiment.method_name).program(fed, experiment.method_config())
-    kept = fed.once("final evaluation", lambda: _evaluate(fed, outcome, experiment, data, device).as_dict())
-    evaluation = Evaluation.model_validate(kept)
+    evaluated = fed.once("final evaluation", lambda: _evaluate(fed, outcome, experiment, data, device).as_dict())
+    evaluation = Evaluation.model_validate(evaluated)
     seconds = fed.once("seconds", lambda: fed.seconds)
     recorder.follow(fed)
     summary = summarise(experiment, data, fed, evaluation, seconds, recorder.best, folder.path)
@@ -205,10 +205,8 @@ def carry_out(
     write_record(folder.path, summary, recorder.rows, evaluation, fed.participation, data)
     folder.finish(summary)
     write_report([folder.path])
-    schema = data.schema
-    return RunResult(
-        summary, recorder.rows, outcome.model, folder.path, experiment, schema.shape, schema.classes, whole
-    )
+    shape, classes = data.schema.shape, data.schema.classes
+    return RunResult(summary, recorder.rows, outcome.model, folder.path, experiment, shape, classes, whole)
 
 
 def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, path: Path) -> RunData:

@@ -43,6 +43,7 @@ class Method:
     summary: str
     controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fedavg_when: Mapping[str, Any] | None = None
+    search: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 _METHODS: dict[str, Method] = {}
@@ -57,6 +58,7 @@ def method(
     model: str = "cnn",
     controls: Mapping[str, Mapping[str, Any]] | None = None,
     fedavg_when: Mapping[str, Any] | None = None,
+    search: Mapping[str, tuple[float, float]] | None = None,
     **beside: Any,
 ) -> Callable[[Registered], Registered]:
     """Register a server program, or a slot value that is a method by itself.
@@ -64,14 +66,15 @@ def method(
     `model` is the one its paper used, taken when an experiment names none. `controls` are variants that show where a
     gain comes from, as settings that differ from the method's own: `{"noise": {"synthetic": "noise"}}`; `compare
     --controls` runs them. `fedavg_when` are settings with which the method is FedAvg, bit-identical; `verify-method`
-    checks it. `beside` are values of other slots that belong to a slot value (`aggregator=ScaffoldServer`): the
-    method's settings are those of all of them.
+    checks it. `search` names the numbers that `compare --tune` tries, with the ends of their ranges (logarithmic).
+    `beside` are values of other slots that belong to a slot value (`aggregator=ScaffoldServer`): the method's settings
+    are those of all of them.
     """
 
     def register(target: Registered) -> Registered:
         summary = (target.__doc__ or "").strip().split("\n")[0]
         program, settings = (target, config) if config is not None else target.as_method(beside)  # type: ignore[attr-defined]
-        _METHODS[name] = Method(name, program, settings, model, summary, controls or {}, fedavg_when)
+        _METHODS[name] = Method(name, program, settings, model, summary, controls or {}, fedavg_when, search or {})
         return target
 
     return register

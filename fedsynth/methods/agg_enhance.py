@@ -81,11 +81,11 @@ CONTROLS: Controls = {
 }
 
 
-@method("agg_enhance", model="agg_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0})
+@method(
+    "agg_enhance", model="agg_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0}, search={"tune_rate": (0.02, 1.0)}
+)
 class InteriorPoints(InteriorSettings, Scheduled, PostAggregation, name="interior_points"):
     """The server tunes the aggregate on class interior points of the received models."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.02, 1.0)}
 
     @property
     def asks_clients(self) -> bool:

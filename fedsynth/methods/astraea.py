@@ -74,8 +74,6 @@ class AstraeaConfig(Static, PublishedForm, SequentialConfig):
 
     published: ClassVar[dict[str, Any]] = {"flip": True, "order": "fixed"}
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"threshold": (0.5, 5.0)}
-
     augment: bool = Field(True, description="balance the classes; false: train sequentially only")
     threshold: float = Field(3.0, gt=0, description="T: classes with z above T shrink, below −1/T grow")
     counts_epsilon: float | None = Field(
@@ -88,6 +86,7 @@ class AstraeaConfig(Static, PublishedForm, SequentialConfig):
     config=AstraeaConfig,
     controls={"without synthesis": {"augment": False}},
     fedavg_when={"augment": False, "mediators": 10**6},
+    search={"threshold": (0.5, 5.0)},
 )
 def astraea(fed: Federation, cfg: AstraeaConfig) -> Outcome:
     """Classes are balanced by augmented copies; in groups with an even mix clients train sequentially."""

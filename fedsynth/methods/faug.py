@@ -13,8 +13,6 @@ With weight 0 and no seeds it is `local`, bit-identical. Real images leave clien
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -39,8 +37,6 @@ from fedsynth.synthesis.static import Static, fill_classes
 
 class FaugConfig(MethodConfig):
     """FAug's settings."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"distillation": (0.01, 1.0)}
 
     seeds: int = Field(5, ge=0, description="real examples of each class that a client sends to the server; 0: none")
     gan_steps: int = Field(1000, ge=0, description="generator steps of the server's GAN")
@@ -119,7 +115,7 @@ def mean_scores(client: Client, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     return sums / counts.clamp(min=1)[:, None], counts
 
 
-@method("faug", config=FaugConfig, model="pfl_cnn")
+@method("faug", config=FaugConfig, model="pfl_cnn", search={"distillation": (0.01, 1.0)})
 def faug(fed: Federation, cfg: FaugConfig) -> Outcome:
     """A GAN of everybody's seed images tops up rare classes, and clients distil each other's mean scores."""
     if cfg.seeds:

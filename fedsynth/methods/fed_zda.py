@@ -112,11 +112,11 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
             measure_batch_norm(net, client.data.train.tensors()[0])
 
 
-@method("fed_zdas", model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0})
+@method(
+    "fed_zdas", model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0}, search={"tune_rate": (0.05, 1.0)}
+)
 class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, PostAggregation, name="zero_shot"):
     """The server tunes the average on images synthesised from each received model."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.05, 1.0)}
 
     unprotected: ClassVar[str] = UNPROTECTED
 
@@ -174,14 +174,19 @@ def first_of_each(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, T
 class ZdaConfig(ZeroShotSettings, TuningSettings, Scheduled, LoopConfig):
     """Settings of both together."""
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.05, 1.0)}
-
     turns: Literal["both", "alternate"] = Field(
         "both", description="clients and server in every round, or in turns (clients first)"
     )
 
 
-@method("fed_zda", config=ZdaConfig, model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
+@method(
+    "fed_zda",
+    config=ZdaConfig,
+    model="zda_cnn",
+    controls=CONTROLS,
+    fedavg_when={"start_round": 10**6},
+    search={"tune_rate": (0.05, 1.0)},
+)
 def fed_zda(fed: Federation, cfg: ZdaConfig) -> Outcome:
     """Images from models at clients and at the server, together or in turns."""
     turn = {"every": 2 * cfg.every} if cfg.turns == "alternate" else {}

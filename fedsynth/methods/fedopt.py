@@ -9,7 +9,7 @@ experiments weigh by examples); BatchNorm statistics take the average. `optimize
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -20,11 +20,11 @@ from fedsynth.federation import method
 from fedsynth.learning.weights import Weights
 
 
-@method("fedopt", fedavg_when={"optimizer": "sgd", "server_lr": 1.0, "momentum": 0.0})
+@method(
+    "fedopt", fedavg_when={"optimizer": "sgd", "server_lr": 1.0, "momentum": 0.0}, search={"server_lr": (1e-3, 0.3)}
+)
 class AdaptiveServer(ServerOptimizer, name="fedopt"):
     """A server optimiser (Adam, Yogi, Adagrad, momentum) on the averaged change."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"server_lr": (1e-3, 0.3)}
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = Field("adam", description="the server's optimiser")
     server_lr: float = Field(0.01, gt=0, description="the server's learning rate")

@@ -15,6 +15,7 @@ from typing import Any
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import RunSummary, Trial, TuningResult
 from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import Tables
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
 
@@ -27,7 +28,7 @@ Run = Callable[[Experiment], RunSummary]
 def search_space(experiment: Experiment) -> dict[str, tuple[float, float]]:
     """What is searched, each between two numbers on a logarithmic scale."""
     rate = experiment.train.lr
-    own = find_method(experiment.method_name).config.search
+    own = find_method(experiment.method_name).search
     return {LEARNING_RATE: (BELOW * rate, ABOVE * rate), **{f"method.{key}": ends for key, ends in own.items()}}
 
 
@@ -54,9 +55,9 @@ def tune(folder: Path, table: Mapping[str, Any], trials: int, run: Run) -> Tunin
     return found
 
 
-def with_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_settings(table: Mapping[str, Any], settings: Mapping[str, float]) -> Tables:
     """An experiment's tables with settings such as {"train.lr": 0.1} put in."""
-    changed: dict[str, Any] = json.loads(json.dumps(table))
+    changed: Tables = json.loads(json.dumps(table))
     for key, value in settings.items():
         section, setting = key.split(".")
         changed.setdefault(section, {})[setting] = value

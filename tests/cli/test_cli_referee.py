@@ -125,10 +125,10 @@ def test_a_search_is_replayed_from_its_trials(tmp_path):
     assert low <= first.chosen["train.lr"] <= high
 
 
-@pytest.mark.parametrize("name", [found.name for found in all_methods() if found.config.search])
+@pytest.mark.parametrize("name", [found.name for found in all_methods() if found.search])
 def test_every_setting_that_is_searched_may_have_both_ends(name):
     config = find_method(name).config
-    for key, ends in config.search.items():
+    for key, ends in find_method(name).search.items():
         assert ends[0] < ends[1]
         for end in ends:
             assert getattr(config(**{key: end}), key) == end

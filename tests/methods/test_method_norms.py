@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from federations import SMALL, Clients, Finished, same_bits
+from federations import SMALL, Clients, Finished, Spy, same_bits
 
 from fedsynth.components.local_training import OWN_PART
+from fedsynth.components.recalibration import recalibrate
 from fedsynth.data.federated import FederatedData
+from fedsynth.errors import ConfigError
 from fedsynth.evaluation.views import client_tallies
 from fedsynth.learning.models import ModelSpec, initial_model
 from fedsynth.learning.weights import weights_of
@@ -88,12 +90,37 @@ def statistics_by_hand(weights: dict[str, torch.Tensor], x: torch.Tensor) -> dic
     return result
 
 
+IN_GROUPS = {"mediators": 2}
+RECALIBRATED: list[tuple[str, dict[str, object]]] = [
+    ("fedavg", {}),
+    ("fedvae", {}),
+    ("feddpms", {"quota": 6}),
+    ("feddpms", {"form": "published", "quota": 6, "sigma": 0.3}),
+    ("feddpms", {"preliminary": 1.0}),
+    ("astraea", IN_GROUPS),
+    ("gandalf", IN_GROUPS | {"synthetic": "none", "static": False}),
+    ("cluster_fedavg", {"threshold": "none"}),
+]
+
+
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
+@pytest.mark.parametrize(
+    ("method", "settings"), RECALIBRATED, ids=[f"{m}-{k}" for k, (m, _) in enumerate(RECALIBRATED)]
+)
 def test_recalibrated_statistics_are_measured_on_the_clients_data(
-    fraction: float, digits: FederatedData, run_method: RunMethod
+    method: str, settings: dict[str, object], fraction: float, digits: FederatedData, run_method: RunMethod
 ) -> None:
-    finished = run_method("fedavg", digits, model=NET, norm_buffers="recalibrate", fraction=fraction)
-    clients = list(finished.rounds()[-1].requests)
+    """Whatever a client trained on: synthetic examples are no part of them."""
+    finished = run_method(
+        method, digits, model=NET, settings=settings, norm_buffers="recalibrate", fraction=fraction, rounds=3
+    )
+    trained = [ask for ask in finished.asks if ask.name.startswith("train")]
+    last = {client for ask in trained if ask.round == trained[-1].round for client in ask.requests}
+    clients = [client for client in digits.clients if client in last]
+    assert len(clients) == round(fraction * len(digits.clients))
+    again = recalibrate(finished.fed, NET, finished.model, clients)
+    assert set(again) == BUFFERS
+    assert same_bits({name: finished.model[name] for name in BUFFERS}, again)
     measured, sizes = [], []
     for client in clients:
         x, y = digits.client(client).train.tensors()
@@ -106,6 +133,29 @@ def test_recalibrated_statistics_are_measured_on_the_clients_data(
             centre = np.average(means, axis=0, weights=sizes)
             expected = expected + np.average(np.square(means), axis=0, weights=sizes) - centre**2
         assert np.allclose(finished.model[name], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("feddpms", "FedDPMS and FedVAE share whole models"),
+        ("fedvae", "FedDPMS and FedVAE share whole models"),
+        ("cluster_fedavg", "the clients of a group share whole models"),
+        *((name, "the model passes from client to client") for name in ("astraea", "gandalf", "sda_fl", "feddpgan")),
+    ],
+)
+def test_local_statistics_are_refused_where_whole_models_are_shared(
+    method: str, why: str, digits: FederatedData, run_method: RunMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*request: object) -> None:
+        raise AssertionError("a client was asked")
+
+    monkeypatch.setattr(Spy, "ask", asked)
+    with pytest.raises(ConfigError) as refused:
+        run_method(method, digits, model=NET, norm_buffers="local")
+    assert str(refused.value) == (
+        f'train.norm_buffers = "local" has no meaning where {why}: set "average" or "recalibrate".'
+    )
 
 
 def test_recalibration_leaves_the_trained_weights_alone(digits: FederatedData, run_method: RunMethod) -> None:

@@ -46,7 +46,13 @@ def fedvae(fed: Federation, cfg: FedVaeConfig) -> Outcome:
     return run.loop.outcome()
 
 
-@method("feddpms", config=FedDpmsConfig, controls=CONTROLS, fedavg_when={"synthetic": "none"})
+@method(
+    "feddpms",
+    config=FedDpmsConfig,
+    controls=CONTROLS,
+    fedavg_when={"synthetic": "none"},
+    search={"widening": (0.5, 3.0), "hardness": (0.1, 1.0)},
+)
 def feddpms(fed: Federation, cfg: FedDpmsConfig) -> Outcome:
     """Clients share protected latent statistics and decode what they lack."""
     run = FedDpms(fed, cfg)

@@ -54,26 +54,28 @@ CONTROLS: Controls = {
 OFF = {"synthetic": "none", "static": False, "mediators": 10**6}
 """The settings with which it is FedAvg."""
 
+SEARCH = {"tau": (0.2, 1.0), "generator_lr": (5e-4, 5e-3)}
 
-@method("gandalf", config=GandalfConfig, controls=CONTROLS, fedavg_when=OFF)
+
+@method("gandalf", config=GandalfConfig, controls=CONTROLS, fedavg_when=OFF, search=SEARCH)
 def gandalf(fed: Federation, cfg: GandalfConfig) -> Outcome:
     """Groups of similar clients train GANs in turn; clients top up the classes they lack with them."""
     return Gandalf(fed, cfg).run()
 
 
-@method("private_fl_gan", config=OneGroupConfig, controls=CONTROLS, fedavg_when=OFF)
+@method("private_fl_gan", config=OneGroupConfig, controls=CONTROLS, fedavg_when=OFF, search=SEARCH)
 def private_fl_gan(fed: Federation, cfg: OneGroupConfig) -> Outcome:
     """One GAN passes through all clients; else GANDALF."""
     return Gandalf(fed, cfg).run()
 
 
-@method("sda_fl", config=EachAloneConfig, controls=CONTROLS, fedavg_when=OFF)
+@method("sda_fl", config=EachAloneConfig, controls=CONTROLS, fedavg_when=OFF, search=SEARCH)
 def sda_fl(fed: Federation, cfg: EachAloneConfig) -> Outcome:
     """Every client trains a GAN of its own; else GANDALF."""
     return Gandalf(fed, cfg).run()
 
 
-@method("feddpgan", config=AveragedConfig, controls=CONTROLS, fedavg_when=OFF)
+@method("feddpgan", config=AveragedConfig, controls=CONTROLS, fedavg_when=OFF, search=SEARCH)
 def feddpgan(fed: Federation, cfg: AveragedConfig) -> Outcome:
     """One GAN is averaged over all clients; else GANDALF."""
     return Gandalf(fed, cfg).run()

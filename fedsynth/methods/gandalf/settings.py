@@ -16,8 +16,6 @@ from fedsynth.synthesis.static import Static
 class GandalfConfig(PublishedForm, Static, SequentialConfig):
     """GANDALF's settings."""
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tau": (0.2, 1.0), "generator_lr": (5e-4, 5e-3)}
-
     published: ClassVar[dict[str, Any]] = {
         "labeller": "federated",
         "visit_steps": 3,

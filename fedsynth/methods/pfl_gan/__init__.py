@@ -47,8 +47,6 @@ PICTURED_GROUPS = 4
 class PflGanConfig(PublishedForm, GanConfig):
     """PFL-GAN's settings."""
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"gan_lr": (5e-4, 5e-3)}
-
     published: ClassVar[dict[str, Any]] = {"threshold": "mean", "samples_per_class": 1000, "synthetic_per_step": 50}
     requires_individual_updates: ClassVar[str] = "its server works with the generator of each client"
 
@@ -91,7 +89,7 @@ CONTROLS: Controls = {
 }
 
 
-@method("pfl_gan", config=PflGanConfig, model="pfl_cnn", controls=CONTROLS)
+@method("pfl_gan", config=PflGanConfig, model="pfl_cnn", controls=CONTROLS, search={"gan_lr": (5e-4, 5e-3)})
 def pfl_gan(fed: Federation, cfg: PflGanConfig) -> Outcome:
     """Clients that are similar, by GANs they share, help each other with synthetic images; one model per client."""
     if cfg.synthetic != "none":

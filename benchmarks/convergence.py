@@ -25,9 +25,3 @@ def mean_change(accuracies: Sequence[float]) -> float:
     """How much the accuracy moves from round to round, up or down, on average: small is calm."""
     steps = [abs(after - before) for before, after in itertools.pairwise(accuracies)]
     return sum(steps) / len(steps) if steps else 0.0
-
-
-def last_mean(accuracies: Sequence[float], window: int = WINDOW) -> float:
-    """The mean of the last rounds."""
-    last = list(accuracies)[-window:]
-    return sum(last) / len(last)
