@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +81,7 @@ def check(
 
     found = check_data(parse_data({"name": data, **table}))
     if as_json:
-        print_json(found.to_dict())
+        print_json(asdict(found))
     else:
         for line in check_lines(found):
             out.print(line, highlight=False)

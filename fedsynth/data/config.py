@@ -26,8 +26,7 @@ class DataConfig(BaseModel):
         default=(), description="Several names instead of one; each client belongs to one of them."
     )
     shares: tuple[int, ...] = Field(
-        default=(),
-        description="How the clients are divided over the sources, such as [3, 3, 3]; evenly when empty.",
+        default=(), description="How the clients are divided over the sources, such as [3, 3, 3]; evenly when empty."
     )
     labels: Literal["shared", "separate"] = Field(
         default="shared", description="Whether the sources use the same label numbers or each its own."
@@ -37,8 +36,7 @@ class DataConfig(BaseModel):
     )
     limit: int | None = Field(default=None, ge=1, description="Keep this many training examples, stratified by class.")
     classes: tuple[ClassList, ...] | ClassList | None = Field(
-        default=None,
-        description="Keep only these labels or class names, renumbered; one list per source if several.",
+        default=None, description="Keep only these labels or class names, renumbered; one list per source if several."
     )
     label: str = Field(default="label", description="Column of a csv or parquet file that holds the label.")
     client_column: str | None = Field(
@@ -60,10 +58,7 @@ class DataConfig(BaseModel):
         description="What a client is tested on: this share of its own data, or the whole test set of its source.",
     )
     global_test: float = Field(
-        default=0.2,
-        gt=0,
-        lt=1,
-        description="Fraction held out for the global test when the source has no test part.",
+        default=0.2, gt=0, lt=1, description="Fraction held out for the global test when the source has no test part."
     )
 
     @model_validator(mode="after")

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.federated import FederatedData, load_federated
-from fedsynth.data.run_data import DescribedData, RunData
+from fedsynth.data.federated import DescribedData, FederatedData, RunData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine

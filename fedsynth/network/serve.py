@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from fedsynth import __version__
 from fedsynth.data.dataset import ClientData, Dataset, Schema
-from fedsynth.data.run_data import DescribedData
+from fedsynth.data.federated import DescribedData
 from fedsynth.engines.flower import FlowerEngine, connected
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import DataError, FedsynthError, UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.run_data import RunData
+from fedsynth.data.federated import RunData
 from fedsynth.evaluation.results import MissedClient
 from fedsynth.federation.participation import EVALUATION, Participation
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from folders import put, write_run
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.run_data import DescribedData
+from fedsynth.data.federated import DescribedData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.port import Failure
 from fedsynth.federation.timeline import COLUMNS
