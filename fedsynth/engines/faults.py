@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.payload import decode, encode
@@ -21,10 +21,8 @@ from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure
 from fedsynth.seeding import generator
 
 
-class FaultConfig(BaseModel):
+class FaultConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The schedule. All zero: no faults, and the virtual clock stands still."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dropout: float = Field(0.0, ge=0, le=1, description="chance that a client cannot be reached for a request")
     failure: float = Field(0.0, ge=0, le=1, description="chance that a client breaks down in the middle of a task")

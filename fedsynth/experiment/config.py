@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 import fedsynth.methods  # noqa: F401  (registers all methods)
 from fedsynth.components.settings import MethodConfig, TrainConfig
@@ -21,10 +21,8 @@ from fedsynth.learning.models import ModelSpec
 from fedsynth.privacy import PrivacyConfig
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[engine]` section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Literal["local", "wire", "flower"] = Field(
         "local", description="local: this machine; flower: sites on a network; wire: bytes only, for tests"
@@ -48,10 +46,8 @@ class EngineConfig(BaseModel):
         return self
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[evaluation]` section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     every: int = Field(1, ge=0, description="validate every so many rounds; 0: only at the end")
     clients: int = Field(
@@ -70,10 +66,8 @@ class EvaluationConfig(BaseModel):
     )
 
 
-class Experiment(BaseModel):
+class Experiment(BaseModel, frozen=True, extra="forbid"):
     """A whole experiment. `method` holds the settings of the named method, checked by its own class."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(0, ge=0, description="all randomness comes from here")
     data_seed: int | None = Field(None, ge=0, description="seed of the split, where it should not follow `seed`")

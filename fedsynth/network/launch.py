@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors.torch import load_file
 
 from fedsynth.errors import ConfigError, FedsynthError, UserError
@@ -128,10 +128,8 @@ class FlowerRun(BaseModel):
     status: str = ""
 
 
-class FlowerAnswer(BaseModel):
+class FlowerAnswer(BaseModel, populate_by_name=True):
     """What we read of the answer of a command of Flower's."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     success: bool = False
     error: str = Field("no reason given", alias="error-message")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 import fedsynth.methods  # noqa: F401  (registers all tasks)
 from fedsynth.data.dataset import Dataset
@@ -46,17 +46,13 @@ class RefusalError(FedsynthError):
     """A request that a site does not carry out. Its sentence is about the request, never about the data."""
 
 
-class _Limit(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
+class _Limit(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
 
 
-class _Request(BaseModel):
+class _Request(BaseModel, extra="forbid", strict=True):
     """What a request must look like, before its fields are read."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     task: str
     id: str = Field(pattern=r"^[0-9]{1,9}$")
@@ -71,11 +67,9 @@ class _Request(BaseModel):
     fields: dict[str, Any]
 
 
-class SiteAbout(BaseModel):
+class SiteAbout(BaseModel, frozen=True, strict=True, extra="ignore"):  # what nobody has asked for is dropped
     """What a site describes itself by before a run, to whoever asks: nothing of how much it has of what, which is for
     tasks to release, under the site's policy and with an entry in the ledger."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")  # what nobody has asked for is dropped
 
     site: str
     fedsynth: str

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from fedsynth import __version__
 from fedsynth.data.config import DataConfig, explain
@@ -28,10 +28,8 @@ from fedsynth.network.site import Site, SiteAbout
 SITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 
 
-class SchemaConfig(BaseModel):
+class SchemaConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[schema]` table: what every site of the federation agrees on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     shape: tuple[int, ...] = Field(min_length=1, description="shape of one example, such as [1, 28, 28]")
     classes: tuple[str, ...] = Field(min_length=2, description="names of the classes, in the order of their numbers")
@@ -41,29 +39,23 @@ class SchemaConfig(BaseModel):
         return Schema(self.shape, len(self.classes), self.classes)
 
 
-class Rehearsal(BaseModel):
+class Rehearsal(BaseModel, frozen=True, extra="forbid"):
     """The `[rehearsal]` table: the site pretends to be one client of a simulated split, with seeded noise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     client: str = Field(description="which client of the split this site plays")
     partition: Tables = Field(default_factory=dict, description="how the data is split, as in an experiment")
 
 
-class FlowerConfig(BaseModel):
+class FlowerConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[flower]` table: whom the site's node dials, whom it trusts, and who it is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     superlink: str = Field(description="host:port of the federation's server")
     certificate: Path = Field(Path("ca.crt"), description="file of the certificate authority of the federation")
     key: Path = Field(Path("site.key"), description="file of this site's private key")
 
 
-class SiteConfig(BaseModel):
+class SiteConfig(BaseModel, frozen=True, extra="forbid"):
     """A site's file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=SITE_NAME, description="the name under which the site's key is registered")
     folder: Path = Field(Path("state"), description="where private state, replies and the log are kept")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.federated import FederatedData, load_federated
@@ -33,10 +33,8 @@ OWN_TEST = 0.25  # of a client's examples: more than usual, since they are few
 UPDATE_PRIVACY = ("updates", "clip", "noise", "noise_at", "target")  # of [privacy]; nothing of a client alone needs it
 
 
-class Question(BaseModel):
+class Question(BaseModel, frozen=True, extra="forbid"):
     """What is asked; a folder holds the answer to one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tables: Tables  # of an experiment: whose clients are asked, and how the candidates train
     histograms: Path | None = None  # in place of asking
