@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +35,6 @@ class FaultConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     outages: dict[str, list[tuple[float, float]]] = Field(
         default_factory=dict, description="per client, stretches of simulated time in which it is away"
     )
-
     late: float = Field(0.0, ge=0, le=1, description="share of the clients that always answer too late")
     byzantine: float = Field(0.0, ge=0, le=1, description="share of the clients that send something else than asked")
     lie: Literal["noise", "negated"] = Field(
@@ -48,6 +46,16 @@ class FaultConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def active(self) -> bool:
         """Whether anything is scheduled."""
         return self != FaultConfig()
+
+
+class Header(BaseModel):
+    """What a request says about itself: which one of the run it is (not the clock, which may stand still, nor a count,
+    which a resume would lose), and which route of a relay."""
+
+    step: int
+    id: str
+    relay: str | None = None
+    route: str | None = None
 
 
 class FaultyEngine:
@@ -80,7 +88,7 @@ class FaultyEngine:
         headers: dict[int, Header] = {}  # a broadcast is one request for all
         for client, request in requests.items():
             if id(request) not in headers:
-                headers[id(request)] = read_header(request)
+                headers[id(request)] = Header.model_validate(decode(request))
             header = headers[id(request)]
             if not spans:
                 self._begin(header.relay)
@@ -161,20 +169,3 @@ def _falsify_value(value: Any, lie: str, rng: np.random.Generator) -> Any:
         return -value
     strength = value.double().square().mean().sqrt().item() if value.numel() else 0.0
     return torch.from_numpy(strength * rng.standard_normal(tuple(value.shape))).to(value.dtype)
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a request says about itself: which one of the run it is (not the clock, which may stand still, nor a count,
-    which a resume would lose), and which route of a relay."""
-
-    step: int
-    id: str
-    relay: str | None
-    route: str | None
-
-
-def read_header(request: bytes) -> Header:
-    """The header of an encoded request."""
-    content = decode(request)
-    return Header(content["step"], content["id"], content.get("relay"), content.get("route"))

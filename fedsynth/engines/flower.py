@@ -11,7 +11,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
@@ -148,23 +149,16 @@ def bounded(call: Callable[[], T], end: float | None) -> T:
     """
     if end is None:
         return call()
-    outcome: list[Any] = []
-    done = threading.Event()
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            outcome.extend((True, call()))
+            outcome.set_result(call())
         except BaseException as error:
-            outcome.extend((False, error))
-        done.set()
+            outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    if not done.wait(max(0.0, end - time.monotonic()) + 1.0):  # a last look may begin at the deadline
-        raise TimeoutError
-    fine, result = outcome
-    if not fine:
-        raise result
-    return result
+    return outcome.result(max(0.0, end - time.monotonic()) + 1.0)  # a last look may begin at the deadline
 
 
 def _failure(client: str, reply: Message) -> Failure:

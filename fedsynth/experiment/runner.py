@@ -86,7 +86,7 @@ def run_experiment(
         folder = RunFolder.create(experiment, "+".join(data.source_names), data.manifest())
     else:
         folder = RunFolder.reopen(resume, experiment, accept_code_change)
-        folder.check_split(data.split_fingerprint())
+        check_same_split(folder.path, data.split_fingerprint())
     try:
         with folder.locked(), folder.failure_kept(), make_progress(experiment.method_name, progress) as shown:
             return _run(experiment, data, device, folder, shown)

@@ -50,7 +50,7 @@ fab-format-version = 1
 flwr-version-target = "1.41.0"
 
 [tool.flwr.app.components]
-serverapp = "fedsynth.network.server_app:app"
+serverapp = "fedsynth.network.serve:app"
 clientapp = "fedsynth.network.client_app:app"
 
 [tool.flwr.app.config]
@@ -112,20 +112,14 @@ def _follow(flower: Flower, run: int, ended: Path, follower: Follower) -> End:
     while True:
         follower.look()
         if ended.is_file():
-            return End.read(ended)
+            return End.model_validate_json(ended.read_bytes())
         if time.monotonic() - asked > ASK_FLOWER:
             status = flower.status(run)
             if status.startswith("finished") and not ended.is_file():
                 message = f"The server program ended without a word ({status})."
-                return End(False, message=f'{message} "fedsynth resume {ended.parent}" goes on.')
+                return End(ok=False, message=f'{message} "fedsynth resume {ended.parent}" goes on.')
             asked = time.monotonic()
         time.sleep(PAUSE)
-
-
-class FlowerRun(BaseModel):
-    """A run in the answer of a command of Flower's."""
-
-    status: str = ""
 
 
 class FlowerAnswer(BaseModel, populate_by_name=True):
@@ -134,7 +128,7 @@ class FlowerAnswer(BaseModel, populate_by_name=True):
     success: bool = False
     error: str = Field("no reason given", alias="error-message")
     run: int = Field(0, alias="run-id")
-    runs: list[FlowerRun] | None = None
+    runs: list[dict[str, object]] | None = None
 
 
 class Flower:
@@ -151,9 +145,8 @@ class Flower:
             done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=COMMAND, check=False)
         except subprocess.TimeoutExpired:
             return FlowerAnswer(error=f"no answer within {COMMAND:g} s")
-        start = done.stdout.find("{")
         try:
-            return FlowerAnswer.model_validate_json(done.stdout[start:])
+            return FlowerAnswer.model_validate_json(done.stdout[done.stdout.find("{") :])
         except ValidationError:
             said = (done.stderr or done.stdout).strip().splitlines()
             return FlowerAnswer(error=said[-1] if said else "no answer")
@@ -173,7 +166,7 @@ class Flower:
     def status(self, run: int) -> str:
         """The state of a Flower run, such as "running" or "finished:failed"; empty when it cannot be asked."""
         runs = self.call("list", "--run-id", str(run)).runs
-        return runs[0].status if runs else ""
+        return str(runs[0].get("status", "")) if runs else ""
 
 
 @contextmanager
@@ -181,12 +174,9 @@ def connection(engine: EngineConfig) -> Iterator[Flower]:
     """Flower's command line with a home of its own: what the user set up for Flower elsewhere is left alone."""
     with tempfile.TemporaryDirectory(prefix="fedsynth-flower-") as folder:
         assert engine.certificate is not None
-        lines = [
-            f"[superlink.{CONNECTION}]",
-            f"address = {json.dumps(engine.superlink)}",
-            f"root-certificates = {json.dumps(str(engine.certificate.absolute()))}",
-        ]
-        (Path(folder) / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        address, certificate = json.dumps(engine.superlink), json.dumps(str(engine.certificate.absolute()))
+        text = f"[superlink.{CONNECTION}]\naddress = {address}\nroot-certificates = {certificate}\n"
+        (Path(folder) / "config.toml").write_text(text, encoding="utf-8")
         yield Flower(Path(folder))
 
 

@@ -1,4 +1,4 @@
-"""The server program of a run over a network, as it runs inside Flower's ServerApp."""
+"""The Flower ServerApp: runs the server program of the run folder that the run config names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from fedsynth import __version__
 from fedsynth.data.dataset import ClientData, Dataset, Schema
@@ -29,9 +30,18 @@ from fedsynth.network.site import DESCRIBE, SiteAbout
 PAUSE = 0.5  # seconds between two looks for sites that are not there yet
 DESCRIBING = 120.0  # seconds that a site has to describe itself: it reads its data for that
 
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Flower calls this."""
+    serve(grid, Path(str(context.run_config["folder"])), str(context.run_config["attempt"]))
+
 
 def serve(grid: Grid, folder: Path, attempt: str) -> None:
     """Run what the folder holds, and leave word of how it ended for whoever started it."""
+    file = end_file(folder, attempt)
     try:
         serve_run(grid, folder)
     except BaseException as error:  # also when Flower ends this process
@@ -41,9 +51,9 @@ def serve(grid: Grid, folder: Path, attempt: str) -> None:
             text = f"The server program failed.\n{traceback.format_exc().rstrip()}"
         else:
             text = f'The server program was stopped: "fedsynth resume {folder}" goes on.'
-        End(False, isinstance(error, UserError), text).write(end_file(folder, attempt))
+        write_json(file, End(ok=False, mistake=isinstance(error, UserError), message=text).model_dump())
         raise
-    End(True).write(end_file(folder, attempt))
+    write_json(file, End(ok=True).model_dump())
 
 
 def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
@@ -106,7 +116,7 @@ def gather_sites(engine: FlowerEngine, experiment: Experiment, path: Path, pause
     data = DescribedData({name: sites[name].model_dump() for name in names})
     data.check()
     if resumed:
-        RunFolder(path).check_split(data.split_fingerprint())
+        check_same_split(path, data.split_fingerprint())
     else:
         for earlier in experiment.method_config().earlier_runs():
             check_same_split(Path(earlier), data.split_fingerprint())
