@@ -85,16 +85,12 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
 
     @model_validator(mode="after")
-    def _patience_needs_validation(self) -> Experiment:
+    def _sections_agree(self) -> Experiment:
         if self.train.patience is not None and not (self.evaluation.every and self.evaluation.clients):
             raise ValueError(
                 "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
                 "= 0 turns off: remove one of the two"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _single_replies_can_be_falsified(self) -> Experiment:
         if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
             raise ValueError(
                 "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "

@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field, ValidationError
 from safetensors.torch import load_file
 
+from fedsynth.data.dataset import Schema
 from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.evaluation.results import RunSummary
 from fedsynth.experiment.config import EngineConfig, Experiment
@@ -186,5 +187,5 @@ def finished_run(experiment: Experiment, path: Path) -> RunResult:
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     model = path / "model.safetensors"
     weights = load_file(model) if model.is_file() else None
-    shape, classes = tuple(manifest["shape"]), len(manifest["classes"])
-    return RunResult(summary, read_metrics(path), weights, path, experiment, shape, classes)
+    schema = Schema(tuple(manifest["shape"]), len(manifest["classes"]))
+    return RunResult(summary, read_metrics(path), weights, path, experiment, schema)

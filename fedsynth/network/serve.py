@@ -6,6 +6,7 @@ import json
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from flwr.app import Context
@@ -68,11 +69,9 @@ def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
         data, rehearsal = gather_sites(engine, experiment, path, pause)
         nobody.data = Nobody(data.schema)
         device = check_setting(experiment, data)
-        try:
+        with closing(engine):
             secret = None if rehearsal else folder.secret
             return carry_out(experiment, data, engine, device, folder, shown, secret=secret)
-        finally:
-            engine.close()
 
 
 class Nobody:

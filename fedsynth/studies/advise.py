@@ -71,7 +71,7 @@ def _find_histograms(question: Question, given: Experiment, path: Path) -> Histo
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["question"] != question.model_dump(mode="json"):
             raise ConfigError(f'"{path}" holds the answer to another question: choose another --name.')
-        return Histograms.from_dict(kept)
+        return Histograms.model_validate(kept)
     if question.histograms is not None:
         skew = read_histograms(question.histograms, question.epsilon, given.privacy.delta)
     else:
@@ -79,11 +79,8 @@ def _find_histograms(question: Question, given: Experiment, path: Path) -> Histo
     if np.count_nonzero(skew.counts.sum(axis=0)) < 2:
         raise ConfigError("There is nothing to tell apart: all examples are of one class.")
     path.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"question": question.model_dump(mode="json"), **skew.as_dict()})
+    write_json(file, {"question": question.model_dump(mode="json"), **skew.model_dump()})
     return skew
-
-
-# -- running --------------------------------------------------------------------------------------------------------
 
 
 def _plan(
@@ -145,7 +142,6 @@ def _make_tables(question: Question, method: str, section: Tables, counts: np.nd
         "evaluation": {"every": 0},
     }
     if method == "local":
-        kept = {key: value for key, value in given.get("privacy", {}).items() if key not in UPDATE_PRIVACY}
-        tables["privacy"] = kept
+        tables["privacy"] = {k: value for k, value in given.get("privacy", {}).items() if k not in UPDATE_PRIVACY}
     tables.pop("data_seed", None)
     return tables

@@ -59,15 +59,6 @@ class Finding:
     why: str
 
 
-@dataclass(frozen=True)
-class Sent:
-    """What a client sent."""
-
-    task: str
-    client: str
-    fields: Mapping[str, object]
-
-
 @dataclass
 class WatchedEngine:
     """An engine that remembers what came back, and may cut a run off."""
@@ -75,7 +66,7 @@ class WatchedEngine:
     inner: Engine
     stop: int | None = None
     asks: int = 0
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)  # task, client, fields
 
     @property
     def clock(self) -> float:
@@ -95,7 +86,7 @@ class WatchedEngine:
         for client, blob in answers.replies.items():
             answer = decode(blob.read())
             if answer["ok"] and not client.startswith(SERVER):
-                self.sent.append(Sent(task, client, answer["fields"]))
+                self.sent.append((task, client, answer["fields"]))
         return answers
 
     def close(self) -> None:
@@ -241,16 +232,16 @@ def check_replies(bench: Bench) -> None:
     trace = bench.run()
     private = {client: _rows(bench.data.client(client).train.x) for client in bench.data.clients}
     size = int(np.prod(bench.data.schema.shape))
-    for sent in trace.engine.sent:
-        task, records = f'task "{sent.task}"', private.get(sent.client, set())
-        declared = find_task(sent.task).leaves()
-        if set(sent.fields) != set(declared):
-            undeclared = sorted(set(sent.fields) ^ set(declared))
+    for name_of_task, client, fields in trace.engine.sent:
+        task, records = f'task "{name_of_task}"', private.get(client, set())
+        declared = find_task(name_of_task).leaves()
+        if set(fields) != set(declared):
+            undeclared = sorted(set(fields) ^ set(declared))
             raise BrokenPromiseError(f"{task} sent {undeclared}, which is not declared")
         for name, words in declared.items():
             if not words:
                 raise BrokenPromiseError(f'{task}: the field "{name}" does not say what leaves in it')
-            if REAL not in words and any(_holds(array, size, records) for array in _arrays(sent.fields[name])):
+            if REAL not in words and any(_holds(array, size, records) for array in _arrays(fields[name])):
                 raise BrokenPromiseError(f'{task} sent training examples in "{name}", which is declared as "{words}"')
 
 
