@@ -81,8 +81,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Compare a site's data with the federation's schema. Nothing is sent. Exit code 1 when there are problems."""
-    from fedsynth.network.check import check_site, site_check_lines
-    from fedsynth.network.site_config import read_site
+    from fedsynth.network.site_config import check_site, read_site, site_check_lines
 
     found = check_site(read_site(file))
     if as_json:

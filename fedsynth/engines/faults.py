@@ -62,12 +62,7 @@ class FaultyEngine:
     """An engine whose clients fail by schedule. The routes of a relay each have a time of their own until all end."""
 
     def __init__(
-        self,
-        inner: Engine,
-        config: FaultConfig,
-        seed: int,
-        sizes: Callable[[str], int],
-        clients: Sequence[str] = (),
+        self, inner: Engine, config: FaultConfig, seed: int, sizes: Callable[[str], int], clients: Sequence[str] = ()
     ) -> None:
         self.inner, self.config, self.seed, self.sizes = inner, config, seed, sizes
         self.late = choose_some(clients, config.late, seed, "late")

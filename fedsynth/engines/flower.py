@@ -17,7 +17,7 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedsynth.engines.envelope import EnvelopeError, action_of, digest, pack, seal, unpack
+from fedsynth.engines.envelope import DOT, EnvelopeError, digest, pack, seal, unpack
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure, FailureKind
 
@@ -91,7 +91,7 @@ class FlowerEngine:
                 key, record = bodies[id(body)]
                 content = pack({"run": self.run, "site": client, "id": key}, record)
                 ttl = LONGEST if deadline is None else deadline + GRACE
-                messages[client] = Message(content, nodes[client], f"query.{action_of(task)}", ttl=ttl)
+                messages[client] = Message(content, nodes[client], f"query.{task.replace('.', DOT)}", ttl=ttl)
             ids = bounded(lambda: list(self.grid.push_messages(list(messages.values()))), end) if messages else []
         except TimeoutError:
             for client in requests:

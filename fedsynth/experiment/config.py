@@ -14,8 +14,7 @@ from fedsynth.data.config import DataConfig, explain
 from fedsynth.data.partition import parse_partition
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.experiment.files import Tables, load_tables
-from fedsynth.experiment.plugins import load_plugins
+from fedsynth.experiment.files import Tables, load_plugins, load_tables
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
 from fedsynth.privacy import PrivacyConfig

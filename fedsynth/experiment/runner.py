@@ -25,9 +25,8 @@ from fedsynth.errors import ConfigError, UserError
 from fedsynth.evaluation.results import Best, DataSummary, Evaluation, MetricsRow, RunSummary
 from fedsynth.evaluation.views import final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
-from fedsynth.experiment.files import read_run_config
+from fedsynth.experiment.files import plugin_files, read_run_config
 from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
-from fedsynth.experiment.plugins import plugin_files
 from fedsynth.experiment.progress import Quiet, make_progress
 from fedsynth.experiment.recorder import Recorder, save_model
 from fedsynth.federation import Federation, Outcome, Policy

@@ -64,7 +64,9 @@ def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
     folder = RunFolder(path)
     with folder.locked(), Lines(path / "progress.jsonl") as shown:
         nobody = TaskHost(Nobody(), StateStore(path / "server"))
-        engine = FlowerEngine(grid, run_key(path), LocalEngine(nobody), min(pause, 0.2))
+        # The key under which the sites keep what belongs to this run; made with the folder.
+        key = str(json.loads((path / "network.json").read_text(encoding="utf-8"))["run"])
+        engine = FlowerEngine(grid, key, LocalEngine(nobody), min(pause, 0.2))
         shown.say(f"Waiting for {len(experiment.engine.sites)} sites.")
         data, rehearsal = gather_sites(engine, experiment, path, pause)
         nobody.data = Nobody(data.schema)
@@ -87,11 +89,6 @@ class Nobody:
     def pooled(self, part: str) -> Dataset:
         """Nor everybody's data."""
         raise DataError("The server of a network holds no data.")
-
-
-def run_key(path: Path) -> str:
-    """The key under which the sites keep what belongs to this run; made with the folder."""
-    return str(json.loads((path / "network.json").read_text(encoding="utf-8"))["run"])
 
 
 def gather_sites(engine: FlowerEngine, experiment: Experiment, path: Path, pause: float) -> tuple[DescribedData, bool]:

@@ -1,11 +1,11 @@
-"""A site's file, and the data behind it as the federation's tasks see it."""
+"""A site's file, the data behind it as the federation's tasks see it, and how both are checked before a run."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,15 +13,15 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from fedsynth import __version__
+from fedsynth.data.check import find_problems
 from fedsynth.data.config import DataConfig, explain
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.federated import PARTS, load_federated
 from fedsynth.data.sources import Source, fingerprint, load_source
 from fedsynth.data.splits import split_clients
 from fedsynth.errors import ConfigError, DataError, FedsynthError
-from fedsynth.experiment.files import Tables
+from fedsynth.experiment.files import Tables, find_beside, load_plugins
 from fedsynth.experiment.folder import code_fingerprint
-from fedsynth.experiment.plugins import find_beside, load_plugins
 from fedsynth.network.policy import SitePolicy
 from fedsynth.network.site import Site, SiteAbout
 
@@ -225,3 +225,45 @@ def salted_fingerprint(folder: Path, data: SiteData) -> str:
     for part in PARTS:
         digest.update(fingerprint(getattr(data.own, part), None, None).encode())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class SiteCheck:
+    """What was found: examples per part and class, classes that the site lacks, and a sentence per problem."""
+
+    site: str
+    shape: list[int]
+    classes: list[str]
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def check_site(config: SiteConfig) -> SiteCheck:
+    """Read the data as a run would and compare it with the schema. A class that it lacks is listed, not a problem."""
+    schema = config.schema_.to_schema()
+    problems: list[str] = []
+    if config.rehearsal is None:
+        source = load_source(config.data, config.seed)
+        problems = find_misfits(source, schema)
+        if problems:
+            return SiteCheck(config.name, list(schema.shape), list(schema.class_names), problems=problems)
+        problems = find_problems(source)
+    data = load_site_data(config)
+    missing = [name for name, n in zip(schema.class_names, data.counts["train"], strict=True) if n == 0]
+    if len(data.own.train) == 0:
+        problems.append("There are no examples to train on.")
+    return SiteCheck(config.name, list(schema.shape), list(schema.class_names), data.counts, missing, problems)
+
+
+def site_check_lines(found: SiteCheck) -> list[str]:
+    """What `fedsynth site check` says, line by line."""
+    shape = "×".join(map(str, found.shape))
+    lines = [f'site "{found.site}": {shape}, {len(found.classes)} classes in the federation']
+    for part, counts in found.counts.items():
+        listed = ", ".join(f"{name} {count}" for name, count in zip(found.classes, counts, strict=True) if count)
+        lines.append(f"  {part}: {sum(counts)} examples; {listed or 'none'}")
+    if found.missing:
+        lines.append(f"  lacks {', '.join(found.missing)}: no training examples of these classes")
+    lines += [f"problem: {problem}" for problem in found.problems]
+    return lines if found.problems else [*lines, "fits the federation; nothing was sent"]

@@ -14,7 +14,7 @@ from typing import Any
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import ComparisonPlan, PlannedRun, RunSummary
 from fedsynth.experiment.config import Experiment, make_experiment
-from fedsynth.experiment.plugins import check_trusted
+from fedsynth.experiment.files import check_trusted
 from fedsynth.experiment.recorder import read_metrics
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.federation.methods import all_methods, find_method
