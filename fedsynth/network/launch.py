@@ -36,28 +36,7 @@ PAUSE = 0.5  # seconds between two looks at the run folder
 ASK_FLOWER = 60.0  # seconds between two questions to the SuperLink whether the run is still there
 COMMAND = 120.0  # seconds that one of Flower's commands may take
 CONNECTION = "federation"
-
-APP = """\
-[project]
-name = "fedsynth-run"
-version = "1.0.0"
-description = "Runs the tasks of the fedsynth that is installed at each site"
-license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41,<1.42"]
-
-[tool.flwr.app]
-publisher = "fedsynth"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-
-[tool.flwr.app.components]
-serverapp = "fedsynth.network.serve:app"
-clientapp = "fedsynth.network.client_app:app"
-
-[tool.flwr.app.config]
-folder = ""
-attempt = ""
-"""
+APP = Path(__file__).parent / "templates" / "app"  # of Flower
 
 
 def run_over_network(
@@ -155,9 +134,7 @@ class Flower:
     def start(self, folder: Path, attempt: str) -> int:
         """Start the server program for a run folder; the number of the Flower run."""
         app = self.home / "app"
-        app.mkdir(exist_ok=True)
-        (app / "pyproject.toml").write_text(APP, encoding="utf-8")
-        (app / "LICENSE").write_text("Apache-2.0\n", encoding="utf-8")
+        shutil.copytree(APP, app, dirs_exist_ok=True)
         config = f"folder={json.dumps(str(folder))} attempt={json.dumps(attempt)}"
         answer = self.call("run", str(app), "--run-config", config)
         if not answer.success:
