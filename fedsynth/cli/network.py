@@ -29,7 +29,7 @@ def init(
     says who does what."""
     from fedsynth.network.deploy import Federation, parse_classes, parse_shape, parse_sites, write_federation
 
-    wanted = Federation(parse_sites([sites]), parse_shape(shape), parse_classes(classes), host, port, superlink_port)
+    wanted = Federation(parse_sites(sites), parse_shape(shape), parse_classes(classes), host, port, superlink_port)
     write_federation(folder, wanted)
     print(f"{folder} is ready: {folder / 'README.md'} says who does what, in which order.")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 import fedsynth.methods  # noqa: F401  (registers all methods)
 from fedsynth.components.settings import MethodConfig, TrainConfig
-from fedsynth.data.config import DataConfig, explain
+from fedsynth.data.config import DataConfig, parse_table
 from fedsynth.data.partition import parse_partition
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import ConfigError, nearest
@@ -115,11 +115,8 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
         for key in settings:
             if key not in allowed:
                 raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
-        try:
-            config: MethodConfig = kind(train=self.train, model=self.model_spec, privacy=self.privacy, **settings)
-        except ValidationError as error:
-            raise explain(error, f'method "{self.method_name}"', MethodConfig) from None
-        return config
+        common = {"train": self.train, "model": self.model_spec, "privacy": self.privacy}
+        return parse_table(kind, {**common, **settings}, f'method "{self.method_name}"')
 
     def resolved(self) -> Tables:
         """Everything that decides the result, with defaults filled in; what a run folder keeps."""
@@ -149,10 +146,7 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     _check_sections(given)
     given["plugins"] = load_plugins(given.get("plugins", ()))
     given["method"] = _chosen_method(given.pop("methods", {}), given.get("method", {}))
-    try:
-        experiment = Experiment(**given)
-    except ValidationError as error:
-        raise explain(error, "the experiment", Experiment) from None
+    experiment = parse_table(Experiment, given, "the experiment")
     if experiment.partition:
         parse_partition(experiment.partition)
     experiment.method_config()
@@ -167,10 +161,7 @@ def _check_sections(tables: Mapping[str, Any]) -> None:
         if key in (*SECTIONS, "partition", "method", "methods") and not isinstance(value, Mapping):
             raise ConfigError(f'"{key}" must be a section, such as [{key}] with name = "…".')
     for section, kind in SECTIONS.items():
-        try:
-            kind.model_validate(dict(tables.get(section, {})))
-        except ValidationError as error:
-            raise explain(error, section, kind) from None
+        parse_table(kind, dict(tables.get(section, {})), section)
 
 
 def _chosen_method(methods: Mapping[str, Any], method: Mapping[str, Any]) -> Tables:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,10 +117,10 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def parse_classes(text: str) -> tuple[str, ...]:
     """Names separated by commas, or how many there are: 10 stands for 0, 1, … 9."""
     if text.isdigit():
-        return tuple(str(number) for number in range(int(text)))
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+        return tuple(map(str, range(int(text))))
+    return parse_sites(text)
 
 
-def parse_sites(words: Sequence[str]) -> tuple[str, ...]:
+def parse_sites(text: str) -> tuple[str, ...]:
     """Names separated by commas."""
-    return tuple(name.strip() for word in words for name in word.split(",") if name.strip())
+    return tuple(name.strip() for name in text.split(",") if name.strip())

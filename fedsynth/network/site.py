@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 import fedsynth.methods  # noqa: F401  (registers all tasks)
-from fedsynth.data.dataset import Dataset
+from fedsynth.data.sources import fingerprint
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.host import Carried, DataHolder, NotFiniteError, TaskHost, finished
 from fedsynth.federation.payload import PayloadError, decode, encode, not_finite
@@ -100,7 +99,7 @@ class Site:
         self.policy, self.about = policy or SitePolicy(), about
         self.device, self.secret_noise = device, secret_noise
         own = data.client(name)
-        self._data_print = f"{about.fingerprint if about else _hashed(own.train)} {own.public_size}"
+        self._data_print = f"{about.fingerprint if about else fingerprint(own.train, None, None)} {own.public_size}"
 
     def respond(self, header: Mapping[str, Any], body: bytes) -> bytes:
         """The reply to whatever came through the door; there always is one."""
@@ -224,13 +223,6 @@ class Site:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "site.log").open("a", encoding="utf-8") as file:
             file.write(f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")
-
-
-def _hashed(data: Dataset) -> str:
-    digest = hashlib.sha256()
-    for array in (data.x, data.y):
-        digest.update(repr((array.shape, array.dtype.str)).encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def failed(error: Exception) -> bytes:

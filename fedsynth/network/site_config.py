@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from fedsynth import __version__
 from fedsynth.data.check import find_problems
-from fedsynth.data.config import DataConfig, explain
+from fedsynth.data.config import DataConfig, parse_table
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.federated import PARTS, load_federated
 from fedsynth.data.sources import Source, fingerprint, load_source
@@ -81,14 +81,8 @@ def read_site(file: Path) -> SiteConfig:
     table["plugins"] = find_beside(table.get("plugins", []), file.parent)
     for section, kind in (("schema", SchemaConfig), ("data", DataConfig), ("policy", SitePolicy)):
         if section in table:
-            try:
-                kind.model_validate(table[section])
-            except ValidationError as error:
-                raise explain(error, f"{file}: {section}", kind) from None
-    try:
-        config = SiteConfig.model_validate(table)
-    except ValidationError as error:
-        raise explain(error, str(file), SiteConfig) from None
+            parse_table(kind, table[section], f"{file}: {section}")
+    config = parse_table(SiteConfig, table, str(file))
     here = file.parent.absolute()
     found: dict[str, object] = {"folder": here / config.folder, "socket": here / config.socket}
     if config.flower is not None:

@@ -21,7 +21,7 @@ from fedsynth.experiment.files import Tables
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
-from fedsynth.studies.defaults import CANDIDATES
+from fedsynth.studies import CANDIDATES
 from fedsynth.studies.histograms import Histograms, count_supply, read_histograms, request_histograms, scale_counts
 from fedsynth.studies.recommendation import ALWAYS, Advice, make_advice
 from fedsynth.studies.work import QUIETLY, Work

@@ -21,7 +21,7 @@ from fedsynth.experiment.files import override
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.report.csv_files import write_csv
 from fedsynth.report.plots import plot_stress
-from fedsynth.studies.defaults import SHARES, TROUBLES
+from fedsynth.studies import SHARES, TROUBLES
 from fedsynth.studies.work import QUIETLY, Work, summary_of
 
 

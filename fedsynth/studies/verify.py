@@ -96,12 +96,8 @@ class Trace:
     engine: WatchedEngine
 
 
-@dataclass(frozen=True)
-class Results:
-    """Everything a run ends with: the weights, and what every client's model gets right, by view and client."""
-
-    weights: Mapping[str, torch.Tensor]
-    scores: Mapping[tuple[str, str], tuple[list[int], float]]
+Results = tuple[Mapping[str, torch.Tensor], Mapping[tuple[str, str], tuple[list[int], float]]]
+"""Everything a run ends with: the weights, and what every client's model gets right, by view and client."""
 
 
 class Bench:
@@ -133,15 +129,9 @@ class Bench:
         if faults is not None:
             engine = FaultyEngine(engine, faults, 0, lambda client: 1)
         watched = WatchedEngine(engine, stop)
-        fed = Federation(
-            watched,
-            self.data.clients,
-            self.data.schema,
-            policy=Policy(quorum=0.0 if faults else 1.0),
-            journal=Journal(place) if name else None,
-            pooled=True,
-            version_readable=store.readable,
-        )
+        policy, journal = Policy(quorum=0.0 if faults else 1.0), Journal(place) if name else None
+        where = self.data.clients, self.data.schema
+        fed = Federation(watched, *where, 0, policy, journal, pooled=True, version_readable=store.readable)
         train = TrainConfig(rounds=3, local_epochs=1, batch_size=16)
         config = method.config(train=train, model=self.spec, **settings)
         return Trace(method.program(fed, config), fed, watched)
@@ -154,7 +144,7 @@ class Bench:
             for view, by_client in tallies.items()
             for client, tally in by_client.items()
         }
-        return Results(trace.outcome.model or {}, scores)
+        return trace.outcome.model or {}, scores
 
 
 def verify_method(name: str, settings: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -249,10 +239,10 @@ def check_dead_clients(bench: Bench) -> None:
 
 
 def _require_same(first: Results, second: Results, where: str) -> None:
-    different = _first_difference(first.weights, second.weights)
+    different = _first_difference(first[0], second[0])
     if different:
         raise BrokenPromiseError(f'"{different}" has other bits in {where}')
-    if first.scores != second.scores:
+    if first[1] != second[1]:
         raise BrokenPromiseError(f"clients' own models have other scores in {where}")
 
 
