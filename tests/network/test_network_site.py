@@ -73,7 +73,11 @@ def test_a_good_request_is_carried_out(site: Site) -> None:
     [
         (b"", {}, "not a payload"),
         (b"\x80\x04\x95pickle", {}, "not a payload"),
-        (encode(request(task="test_network_site.ns_ecko")), {"task": "test_network_site.ns_ecko"}, f'Did you mean "{ECHO}"'),
+        (
+            encode(request(task="test_network_site.ns_ecko")),
+            {"task": "test_network_site.ns_ecko"},
+            f'Did you mean "{ECHO}"',
+        ),
         (encode(request()), {"task": "local_training.train"}, "says something else"),
         (encode(request()), {"site": "1"}, "not for this site"),
         (encode(request()), {"run": "../../etc"}, "names no run"),
