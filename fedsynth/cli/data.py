@@ -68,8 +68,7 @@ def _short(value: object) -> str:
 def check(
     data: Annotated[str, typer.Argument(help="A known name, or idx:DIR, npz:FILE, images:DIR, csv:FILE, clients:DIR.")],
     settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]…", help="Settings of the data section, such as label=y."),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Settings of the data section, such as label=y.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

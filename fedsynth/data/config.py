@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsynth.errors import ConfigError, nearest
 
 ClassList = tuple[int | str, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class DataConfig(BaseModel):
@@ -105,9 +106,14 @@ def explain(error: ValidationError, where: str, model: type[BaseModel]) -> Confi
     return ConfigError(f"{subject} cannot be used: {reason[:1].lower()}{reason[1:]}.")
 
 
-def parse_data(table: Mapping[str, object]) -> DataConfig:
-    """A `DataConfig` from a plain table; a wrong key or value is a `ConfigError` of one sentence."""
+def parse_table(model: type[Model], table: Mapping[str, object], where: str) -> Model:
+    """A model from a plain table; a wrong key or value is a `ConfigError` of one sentence that says `where`."""
     try:
-        return DataConfig.model_validate(table)
+        return model.model_validate(table)
     except ValidationError as error:
-        raise explain(error, "data", DataConfig) from error
+        raise explain(error, where, model) from None
+
+
+def parse_data(table: Mapping[str, object]) -> DataConfig:
+    """A `DataConfig` from a plain table."""
+    return parse_table(DataConfig, table, "data")

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from fedsynth.privacy.budget import Spending, say_number
-from fedsynth.privacy.guarantee import Against, Guarantee, Scope, weakest
+from fedsynth.privacy.guarantee import Guarantee, Scope, weakest
 
 Entry = tuple[str, str, Guarantee | None]
 """Task, field and guarantee of a release."""
@@ -120,9 +120,8 @@ def _release_row(
     evaluation: Collection[str],
     delta: float,
 ) -> LedgerRow:
-    guarantees = sorted((g for g, _ in given if g is not None), key=lambda g: g.mechanism)
-    first = next((g for g in guarantees if g.proven), None)
-    epsilon = None if first is None else _epsilon(given, first.scope, delta)
+    known = [(g, times) for g, times in given if g is not None]
+    guarantees = sorted((g for g, _ in known), key=lambda g: g.mechanism)
     return LedgerRow(
         kind="release",
         release=f"{task}.{name}",
@@ -133,7 +132,7 @@ def _release_row(
         clients=sorted(clients, key=lambda client: (len(client), client)),
         times=sum(times for _, times in given),
         mechanism=_joined(g.mechanism for g in guarantees) or NONE,
-        **_proof(epsilon, first.scope if first else None, delta, weakest(g.against for g in guarantees if g.proven)),
+        **_proof(known, next((g.scope for g in guarantees if g.proven), None), delta),
         covered=_joined(g.covered for g in guarantees),
         not_covered=_joined(g.not_covered for g in guarantees),
         claimed=_joined(g.claimed for g in guarantees),
@@ -148,7 +147,7 @@ def _total_row(
     clients: list[str],
     delta: float,
 ) -> LedgerRow:
-    proof = _proof(_epsilon(given, scope, delta), scope, delta, weakest(g.against for g, _ in given))
+    proof = _proof(given, scope, delta)
     if left_out and proof["epsilon"] is not None:
         proof["proven"] = f"{proof['proven']}, for the protected releases alone"
     return LedgerRow(
@@ -168,19 +167,11 @@ def _total_row(
     )
 
 
-def _epsilon(given: Iterable[tuple[Guarantee | None, int]], scope: Scope, delta: float) -> float | None:
-    spending = Spending()
-    for guarantee, times in given:
-        if guarantee is not None:
-            spending.add(guarantee, times)
-    epsilon = spending.epsilon(scope, delta)
-    return epsilon if math.isfinite(epsilon) else None
-
-
-def _proof(epsilon: float | None, scope: Scope | None, delta: float, against: Against) -> dict[str, object]:
-    if epsilon is None or scope is None:
+def _proof(given: Collection[tuple[Guarantee, int]], scope: Scope | None, delta: float) -> dict[str, object]:
+    epsilon = Spending(given).epsilon(scope, delta) if scope else math.inf
+    if scope is None or not math.isfinite(epsilon):
         return {"unit": "", "adjacency": "", "epsilon": None, "delta": None, "against": "", "proven": NONE}
-    unit, adjacency = scope
+    (unit, adjacency), against = scope, weakest(g.against for g, _ in given if g.proven)
     text = f"ε = {say_number(epsilon)} ({unit} level, {adjacency}, δ = {delta:g}, against {against})"
     scoped = {"unit": unit, "adjacency": adjacency, "epsilon": epsilon, "delta": delta}
     return {**scoped, "against": against, "proven": text}

@@ -83,7 +83,7 @@ def test_a_site_that_is_not_connected_is_not_asked(grid: InProcessGrid, tmp_path
     grid.offline = {"2"}
     replies = federation(grid, tmp_path).broadcast(nt_count)
     assert {name: failure.kind for name, failure in replies.failures.items()} == {"2": "not sent"}
-    assert ("2", "query.nt_count") not in grid.delivered
+    assert ("2", "query.test_network_faults__nt_count") not in grid.delivered
 
 
 def test_a_site_that_does_not_answer_is_given_up_at_the_deadline(grid: InProcessGrid, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_server_program_that_was_killed_goes_on_with_the_same_bits(site_files:
     trained: list[str] = []
 
     def spoil(name: str, request: Message, reply: Message) -> list[Message]:
-        if request.metadata.message_type == "query.train":
+        if request.metadata.message_type == "query.local_training__train":
             trained.append(name)
             if len(trained) == 5:  # in the second round, with one reply on its way
                 raise Killed

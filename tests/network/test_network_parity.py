@@ -28,7 +28,7 @@ Files = Callable[..., dict[str, Path]]
 SMALL_CNN = {"name": "cnn", "channels": [4, 6], "hidden": [8]}
 NORMED = {"name": "zda_cnn", "channels": [4, 6]}
 PFL_GAN = {
-    **{"gan_steps": 3, "gan_channels": 2, "gan_latent": 3, "refined_steps": 2, "made_per_class": 4},
+    **{"gan_steps": 3, "gan_channels": 2, "gan_latent": 3, "refined_steps": 2, "samples_per_class": 4},
     **{"encoder_steps": 3, "encoder_latent": 8, "side_by_side": 3, "threshold": "none"},
 }
 METHODS: dict[str, dict[str, Any]] = {
@@ -138,8 +138,8 @@ def test_class_counts_are_told_when_asked_for_and_entered_in_the_ledger(site_fil
     assert told["counts"]["per_class"] == {"train": local["counts"]["per_class"]["train"]}
     assert told["train_sizes"] == local["train_sizes"]
     releases = [{row.release for row in result.summary.privacy} for result in (here, there)]
-    assert releases[1] - releases[0] == {"count_classes.counts"}, "a simulation knows without asking"
-    (row,) = [row for row in there.summary.privacy if row.release == "count_classes.counts"]
+    assert releases[1] - releases[0] == {"class_counts.count_classes.counts"}, "a simulation knows without asking"
+    (row,) = [row for row in there.summary.privacy if row.release == "class_counts.count_classes.counts"]
     assert (row.times, row.proven, row.clients) == (1, "none", ["0", "1", "2"])
     assert (there.path / "split.png").is_file()
     assert (there.path / "clients.csv").read_text().splitlines()[0].startswith("client,train_examples,")
@@ -150,12 +150,12 @@ def test_a_site_that_does_not_tell_its_counts_is_not_known_and_misses_nothing(
     site_files: Files, tmp_path: Path
 ) -> None:
     files = site_files()
-    files["1"].write_text(files["1"].read_text() + '[policy]\nrefused = ["count_classes"]\n')
+    files["1"].write_text(files["1"].read_text() + '[policy]\nrefused = ["class_counts.count_classes"]\n')
     result = over_a_grid(sections("fedavg", tmp_path, "run", **ASKED), InProcessGrid(files), tmp_path)
     manifest = json.loads((result.path / "manifest.json").read_text())
     assert set(manifest["counts"]["per_client"]) == {"0", "2"}
     assert not {"examples", "skew", "train_sizes"} & set(manifest)
-    assert [(row.client, row.task) for row in result.summary.failures] == [("1", "count_classes")]
+    assert [(row.client, row.task) for row in result.summary.failures] == [("1", "class_counts.count_classes")]
     assert result.summary.missed == []
     text = (result.path / "report.html").read_text()
     assert "1 of 3 sites did not tell what they hold" in text
@@ -167,7 +167,7 @@ def test_sites_whose_counts_cannot_be_right_are_not_known(lie: list[Any], site_f
     grid = InProcessGrid(site_files())
 
     def lying(name: str, request: Message, reply: Message) -> list[Message]:
-        if request.metadata.message_type != "query.count_classes":
+        if request.metadata.message_type != "query.class_counts__count_classes":
             return [reply]
         header, body = unpack(reply.content)
         answer = decode(body)
@@ -182,7 +182,7 @@ def test_sites_whose_counts_cannot_be_right_are_not_known(lie: list[Any], site_f
 def test_a_broadcast_is_packed_once(site_files: Files, tmp_path: Path) -> None:
     grid = InProcessGrid(site_files())
     over_a_grid(sections("fedavg", tmp_path, "run"), grid, tmp_path)
-    first = [m for m in grid.pushed if m.metadata.message_type == "query.train"][:3]
+    first = [m for m in grid.pushed if m.metadata.message_type == "query.fedavg__train"][:3]
     assert len({id(m.content["body"]) for m in first}) == 1
     assert all(len(m.content["body"]) == 1 for m in first)
 

@@ -23,15 +23,16 @@ from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.errors import ConfigError, DataError
 from fedsynth.federation import Client, Reply, leaves, task
 from fedsynth.federation.payload import decode, encode
-from fedsynth.network.check import check_site
 from fedsynth.network.door import BrokenOffError, ClosedDoorError, knock
 from fedsynth.network.policy import SitePolicy
 from fedsynth.network.resident import serve_site
 from fedsynth.network.site import Site
-from fedsynth.network.site_config import SiteData, check_ready, load_site_data, open_site, read_site
+from fedsynth.network.site_config import SiteData, check_ready, check_site, load_site_data, open_site, read_site
 from fedsynth.privacy import GaussianEvent, Guarantee
 
 Files = Callable[..., dict[str, Path]]
+ECHO, DIE, NOISY_TASK = (f"test_network_site.ns_{name}" for name in ("echo", "die", "noisy"))
+REAL = "ablations.draw_real_samples"
 
 
 class Number(Reply):
@@ -54,12 +55,12 @@ def site(site_files: Files) -> Site:
     return open_site(read_site(site_files()["0"]))
 
 
-def request(task: str = "ns_echo", **changes: Any) -> dict[str, Any]:
+def request(task: str = ECHO, **changes: Any) -> dict[str, Any]:
     fields = {"model": {"w": torch.ones(2)}}
     return {"task": task, "id": "0", "step": 1, "seed": 0, "round": 1, "states": {}, "fields": fields, **changes}
 
 
-def ask(site: Site, body: bytes, /, task: str = "ns_echo", **header: Any) -> dict[str, Any]:
+def ask(site: Site, body: bytes, /, task: str = ECHO, **header: Any) -> dict[str, Any]:
     return decode(site.respond({"run": "r", "site": "0", "task": task, **header}, body))
 
 
@@ -72,8 +73,12 @@ def test_a_good_request_is_carried_out(site: Site) -> None:
     [
         (b"", {}, "not a payload"),
         (b"\x80\x04\x95pickle", {}, "not a payload"),
-        (encode(request(task="ns_ecko")), {"task": "ns_ecko"}, 'no task "ns_ecko"'),
-        (encode(request()), {"task": "train"}, "says something else"),
+        (
+            encode(request(task="test_network_site.ns_ecko")),
+            {"task": "test_network_site.ns_ecko"},
+            f'Did you mean "{ECHO}"',
+        ),
+        (encode(request()), {"task": "local_training.train"}, "says something else"),
         (encode(request()), {"site": "1"}, "not for this site"),
         (encode(request()), {"run": "../../etc"}, "names no run"),
         (encode(request(step=-1)), {}, '"step"'),
@@ -104,7 +109,7 @@ def test_a_site_tells_of_itself_no_number_of_its_examples(site: Site) -> None:
 def test_weights_of_another_model_are_named(site: Site) -> None:
     spec = {"name": "mlp", "hidden": [4]}
     fields = {"model": {"nonsense": torch.zeros(3)}, "spec": spec, "parts": ["test"]}
-    answer = ask(site, encode(request("score", fields=fields)), task="score")
+    answer = ask(site, encode(request("views.score", fields=fields)), task="views.score")
     assert answer["error"] == "WeightsError"
     assert "lack" in answer["message"]
 
@@ -143,7 +148,7 @@ def test_no_malformed_request_gets_past_a_sentence(site: Site, body: bytes) -> N
     answer = ask(site, body)
     if answer["ok"]:  # the wrong value was a right one: then the request must really be well formed
         kept = decode(body)
-        assert kept["task"] == "ns_echo"
+        assert kept["task"] == ECHO
         assert isinstance(kept["step"], int)
     else:
         assert answer["error"] == "RefusalError"
@@ -159,18 +164,18 @@ def with_policy(site: Site, **policy: Any) -> Site:
 
 
 def test_images_do_not_leave_unless_a_site_allows_it(site: Site) -> None:
-    body = encode(request("draw_real_samples", fields={"per_class": 1}))
-    assert "keeps records here" in ask(site, body, task="draw_real_samples")["message"]
-    assert ask(with_policy(site, records=True), body, task="draw_real_samples")["ok"]
+    body = encode(request(REAL, fields={"per_class": 1}))
+    assert "keeps records here" in ask(site, body, task=REAL)["message"]
+    assert ask(with_policy(site, records=True), body, task=REAL)["ok"]
 
 
 def test_a_policy_refuses_tasks_sizes_and_what_is_not_protected(site: Site) -> None:
     body = encode(request())
-    assert "does not allow" in ask(with_policy(site, tasks=["train"]), body)["message"]
+    assert "does not allow" in ask(with_policy(site, tasks=["local_training.train"]), body)["message"]
     assert "bytes" in ask(with_policy(site, largest_request=10), body)["message"]
     strict = with_policy(site, unprotected=False, epsilon=1.0)
     assert "without a privacy guarantee" in ask(strict, body)["message"]
-    assert ask(with_policy(site, tasks=["ns_echo"]), body)["ok"]
+    assert ask(with_policy(site, tasks=[ECHO]), body)["ok"]
 
 
 NOISY = Guarantee(
@@ -186,7 +191,7 @@ def ns_noisy(client: Client, at: int) -> Number:
 def test_the_sites_own_budget_cannot_be_turned_back(site: Site) -> None:
     strict = with_policy(site, epsilon=6.0)
     answers = [
-        ask(strict, encode(request("ns_noisy", step=n + 1, fields={"at": n})), task="ns_noisy", run=f"run-{n % 2}")
+        ask(strict, encode(request(NOISY_TASK, step=n + 1, fields={"at": n})), task=NOISY_TASK, run=f"run-{n % 2}")
         for n in range(12)
     ]
     said = [answer["ok"] for answer in answers]
@@ -266,12 +271,12 @@ HEADER = {"run": "r", "site": "0"}
 
 def test_requests_go_through_the_door_and_a_crash_is_noticed_at_once(door: Path) -> None:
     body = encode(request())
-    assert decode(knock(door, {**HEADER, "task": "ns_echo"}, body)[1])["ok"]
+    assert decode(knock(door, {**HEADER, "task": ECHO}, body)[1])["ok"]
     began = time.monotonic()
     with pytest.raises(BrokenOffError):
-        knock(door, {**HEADER, "task": "ns_die"}, encode(request("ns_die", fields={})))
+        knock(door, {**HEADER, "task": DIE}, encode(request(DIE, fields={})))
     assert time.monotonic() - began < 20
-    assert decode(knock(door, {**HEADER, "task": "ns_echo"}, body)[1])["ok"]  # the site goes on
+    assert decode(knock(door, {**HEADER, "task": ECHO}, body)[1])["ok"]  # the site goes on
 
 
 def test_the_door_is_for_the_owner_and_the_group(door: Path) -> None:
@@ -287,7 +292,7 @@ def test_one_request_of_a_run_at_a_time(door: Path) -> None:
     """Asked twice at once, a task runs once."""
     body = encode(request())
     replies: list[bytes] = []
-    header = {**HEADER, "task": "ns_echo", "id": hashlib.sha256(body).hexdigest()}
+    header = {**HEADER, "task": ECHO, "id": hashlib.sha256(body).hexdigest()}
     threads = [threading.Thread(target=lambda: replies.append(knock(door, header, body)[1])) for _ in range(4)]
     for thread in threads:
         thread.start()

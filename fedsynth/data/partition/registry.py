@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from fedsynth.data.config import explain
+from fedsynth.data.config import parse_table
 from fedsynth.errors import ConfigError, DataError, nearest
 
 Parts = list[np.ndarray]
@@ -81,11 +81,7 @@ def parse_partition(table: Mapping[str, object]) -> PartitionConfig:
     name = ALIASES.get(wanted) or ALIASES.get(wanted.lower())
     if name is None:
         raise ConfigError(f'There is no partitioner "{wanted}".{nearest(wanted, PARTITIONERS)}')
-    config = PARTITIONERS[name].config
-    try:
-        return config.model_validate(given)
-    except ValidationError as error:
-        raise explain(error, f'partition "{name}"', config) from error
+    return parse_table(PARTITIONERS[name].config, given, f'partition "{name}"')
 
 
 def divide(labels: np.ndarray, config: PartitionConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
