@@ -12,19 +12,19 @@ import argparse
 import math
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
 
-from fedsynth.audit import task_trials as trials
-from fedsynth.audit.trials import put_to_the_test
-from fedsynth.components import update_privacy as protection
+from fedsynth.audit.statistics_trials import count_trials, statistics_trial
+from fedsynth.audit.training_trials import clipped_trial, dpsgd_trial, own_gan_trials, visit_trials
+from fedsynth.audit.trials import run_trial
+from fedsynth.components import protected_updates as protection
 from fedsynth.components.class_counts import counts_guarantee
-from fedsynth.components.update_privacy import Protection
+from fedsynth.components.protected_updates import ClippedUpdates, DpSgdUpdates
 from fedsynth.data.dataset import Schema
 from fedsynth.federation.trials import Trial
-from fedsynth.methods.feddpms import latent_release
-from fedsynth.methods.feddpms.latent_release import Calibration
 from fedsynth.methods.gandalf.settings import GandalfConfig
 from fedsynth.privacy import (
     DiscreteGaussianEvent,
@@ -36,44 +36,45 @@ from fedsynth.privacy import (
     gaussian_sigma,
 )
 from fedsynth.privacy.mechanisms import gaussian_event
-from fedsynth.synthesis import gan_private
+from fedsynth.synthesis import gan_private, latent_statistics
+from fedsynth.synthesis.latent_statistics import Calibration
 
 DELTA, CLASSES, NOISE, EPSILON = 1e-5, 10, 0.7, 6.0
 PICTURES = Schema((1, 8, 8), CLASSES)
 STEPS = Guarantee(mechanism="DP-SGD", events=(SampledGaussianEvent(rate=0.3, noise=NOISE, steps=5),))
 
 
-def protected(updates: str, noise: float, noise_at: str = "client") -> Protection:
-    """How updates are protected."""
-    values = {"updates": updates, "clip": 0.5, "noise": noise, "noise_at": noise_at}
-    return Protection.model_validate(values | {"target": None, "delta": DELTA, "rounds": 1})
+PRIVATE = DpSgdUpdates(clip=0.5, delta=DELTA, noise=NOISE, target=None, trainings=1)
+
+
+def clipped(noise: float, noise_at: Literal["client", "server"] = "client") -> ClippedUpdates:
+    """Clipped updates, with the noise at the client or at the server."""
+    return ClippedUpdates(clip=0.5, delta=DELTA, noise=noise, noise_at=noise_at)
 
 
 def statistics() -> Trial:
     """FedDPMS's calibrated release."""
     events = (gaussian_event(gaussian_sigma(EPSILON, DELTA)),)
-    return trials.statistics_trial(32, Calibration(EPSILON, DELTA), CLASSES, events)
+    return statistics_trial(32, Calibration(EPSILON, DELTA), CLASSES, events)
 
 
 def counts() -> Trial:
     """Noisy class counts."""
     sigma = math.sqrt(discrete.discrete_gaussian_variance(EPSILON, DELTA))
     claimed = counts_guarantee(DiscreteGaussianEvent(sigma=sigma))
-    return trials.count_trials(claimed, GandalfConfig(counts_epsilon=EPSILON), PICTURES)[0]
+    return count_trials(claimed, GandalfConfig(counts_epsilon=EPSILON), PICTURES)[0]
 
 
 TRIALS: dict[str, Callable[[], Trial]] = {
-    "DP-SGD": lambda: trials.dpsgd_trial(protected("dp_sgd", NOISE), CLASSES, sampled=False),
-    "DP-SGD, half of the batches": lambda: trials.dpsgd_trial(protected("dp_sgd", NOISE), CLASSES, sampled=True),
-    "clipped, noise at the client": lambda: trials.clipped_trial(
-        protected("clipped", 2 * NOISE), CLASSES, (GaussianEvent(mu=1 / NOISE),)
+    "DP-SGD": lambda: dpsgd_trial(PRIVATE, NOISE, CLASSES, sampled=False),
+    "DP-SGD, half of the batches": lambda: dpsgd_trial(PRIVATE, NOISE, CLASSES, sampled=True),
+    "clipped, noise at the client": lambda: clipped_trial(clipped(2 * NOISE), CLASSES, (GaussianEvent(mu=1 / NOISE),)),
+    "clipped, noise at the server": lambda: clipped_trial(
+        clipped(NOISE, "server"), CLASSES, (GaussianEvent(mu=1 / NOISE),)
     ),
-    "clipped, noise at the server": lambda: trials.clipped_trial(
-        protected("clipped", NOISE, "server"), CLASSES, (GaussianEvent(mu=1 / NOISE),)
-    ),
-    "GAN visit": lambda: trials.visit_trials(STEPS, None, PICTURES)[0],
-    "GAN visit, before others": lambda: trials.visit_trials(STEPS, None, PICTURES)[1],
-    "own GAN": lambda: trials.own_gan_trials(STEPS, None, PICTURES)[0],
+    "GAN visit": lambda: visit_trials(STEPS, None, PICTURES)[0],
+    "GAN visit, before others": lambda: visit_trials(STEPS, None, PICTURES)[1],
+    "own GAN": lambda: own_gan_trials(STEPS, None, PICTURES)[0],
     "statistics of latents": statistics,
     "class counts": counts,
 }
@@ -84,7 +85,7 @@ def halve() -> None:
     summed, added, drawn = dpsgd.noisy_sum, protection.add_gaussian, discrete.discrete_gaussian
     for module in (dpsgd, gan_private):
         module.noisy_sum = lambda total, std, rng: summed(total, std / 2, rng)  # type: ignore[attr-defined]
-    for other in (protection, latent_release):
+    for other in (protection, latent_statistics):
         other.add_gaussian = lambda x, std, rng: added(x, std / 2, rng)  # type: ignore[attr-defined]
     discrete.discrete_gaussian = lambda variance, rng: drawn(variance / 4, rng)
 
@@ -105,7 +106,7 @@ def main() -> None:
             continue
         began, trial = time.perf_counter(), make()
         found = [
-            put_to_the_test(trial, args.runs, DELTA, 0.95, np.random.default_rng([seed, args.runs]))
+            run_trial(trial, args.runs, DELTA, 0.95, np.random.default_rng([seed, args.runs]))
             for seed in range(args.audits)
         ]
         refuted, largest = sum(one.refuted for one in found), max(one.bound.epsilon for one in found)

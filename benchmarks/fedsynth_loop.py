@@ -66,10 +66,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as runs:
         experiment = make_experiment(settings(work, args.rounds, args.workers, runs))
         result = run_experiment(experiment, progress=False, data=federated(split, work.clients))
-    moments = [0.0, *(row["seconds"] for row in result.metrics)]
+    moments = [0.0, *(row.seconds for row in result.metrics)]
     for number, (before, after) in enumerate(itertools.pairwise(moments), start=1):
         tell(round=number, seconds=after - before)
-    tell(accuracy=result.summary["test"]["accuracy"], client_epochs=result.summary["client_epochs"])
+    tell(accuracy=result.summary.test.accuracy, client_epochs=result.summary.client_epochs)
 
 
 if __name__ == "__main__":

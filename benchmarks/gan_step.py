@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedsynth.synthesis.gan import GanSpec, GanTraining, build_gan, train_gan
-from fedsynth.synthesis.gan_nets import LEAK, Critic, Generator
-from fedsynth.synthesis.gan_training import gradient_penalty
+from fedsynth.synthesis.gan import GanSpec, TrainingImages, build_gan
+from fedsynth.synthesis.gan_networks import LEAK, Critic, Generator
+from fedsynth.synthesis.gan_training import GanTraining, gradient_penalty, train_gan
 
 SHAPE, CLASSES, IMAGES = (1, 28, 28), 10, 2000
 SPEC, TRAINING = GanSpec(kind="wgan_gp"), GanTraining()
@@ -125,7 +125,7 @@ def main() -> None:
     critic = gan.critic
     contests: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "a generator step with its critic steps": (
-            lambda: train_gan(gan, x, y, TRAINING, arguments.steps, np.random.default_rng(0)),
+            lambda: train_gan(gan, TrainingImages(x, y), TRAINING, arguments.steps, np.random.default_rng(0)),
             lambda: textbook.train(arguments.steps),
         ),
         "the penalty and its gradient": (

@@ -83,10 +83,10 @@ def complete(table: Table) -> str:
         result = resume_run(path, progress=False)
     else:
         result = run_experiment(make_experiment(table), progress=False)
-    found = result.summary["test"]["accuracy"]
+    found = result.summary.test.accuracy
     if found is None:  # one model per client: the mean over their own test parts
-        found = result.summary["clients"]["mean"]
-    return f"{path.name}: {found:.4f} in {result.summary['seconds']:.0f} s"
+        found = result.summary.clients.mean
+    return f"{path.name}: {found:.4f} in {result.summary.seconds:.0f} s"
 
 
 def curve_of(table: Table) -> list[Table] | None:

@@ -44,7 +44,7 @@ def seconds_of(tables: Callable[[], Table], method: Table, runs: str) -> float:
     """The median round of a run, without judging the model."""
     table = tables() | {"method": method, "runs": runs, "evaluation": {"every": 1, "clients": 1}}
     metrics = run_experiment(make_experiment(table), progress=False).metrics
-    marks = [row["seconds"] for row in metrics]
+    marks = [row.seconds for row in metrics]
     return statistics.median(later - earlier for earlier, later in pairwise(marks))
 
 

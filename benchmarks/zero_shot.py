@@ -12,9 +12,8 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 
+from convergence import first_crossing, mean_change, steady_crossing
 from harness import Part, Table, accuracies, main, spread
-
-from fedsynth.evaluation.convergence import first_crossing, mean_change, steady_crossing
 
 LATE = 10  # rounds over which accuracy and the fairness columns are averaged
 START = 46  # of Fed-ZDA's images: three quarters through; the paper recommends late starts

@@ -2,7 +2,7 @@
 
 import fedsynth
 result = fedsynth.run("fedavg", data={"name": "digits"}, train={"rounds": 5})
-result.summary["test"]["accuracy"], result.model, result.path
+result.summary.test.accuracy, result.model, result.path
 """
 
 from __future__ import annotations

@@ -73,6 +73,11 @@ class Ask:
     answers: dict[str, dict[str, Any]]
 
     @property
+    def name(self) -> str:
+        """The task's own name, without its module."""
+        return self.task.rsplit(".", 1)[-1]
+
+    @property
     def replies(self) -> dict[str, dict[str, Any]]:
         return {client: answer["fields"] for client, answer in self.answers.items()}
 
@@ -80,6 +85,11 @@ class Ask:
     def fields(self) -> dict[str, Any]:
         """The fields of the request, where all got the same."""
         return next(iter(self.requests.values()))["fields"]
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """How clients were asked to train."""
+        return self.fields.get("request", self.fields)["training"]
 
 
 class Spy:
@@ -119,7 +129,7 @@ class Finished:
         return self.outcome.model
 
     def rounds(self) -> list[Ask]:
-        return [ask for ask in self.asks if ask.task == "train"]
+        return [ask for ask in self.asks if ask.name == "train"]
 
     def state(self, client: str) -> dict[str, Any]:
         """What a client keeps to itself at the end."""
@@ -151,7 +161,7 @@ def run(
 
 
 def same_bits(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two sets of weights have the same entries, equal to the last bit."""
+    """Whether two sets of weights have the same entries, bit-identical."""
     return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 

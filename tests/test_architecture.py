@@ -20,7 +20,8 @@ ALLOWED = {
     "learning": ("learning", "seeding"),
     "synthesis": (
         "synthesis",
-        "data.archives",
+        "seeding",
+        "data.readers.archives",
         "learning",
         "privacy.dpsgd",  # clipping, sampling and noise are written once
         "privacy.gaussian",
@@ -39,9 +40,11 @@ ALLOWED = {
     "engines": ("engines", "federation", "learning.weights", "privacy", *BASE),
     "components": ("components", "federation", "learning", "synthesis", "privacy", *BASE),
     "methods": ("methods", "components", "federation", "learning", "synthesis", "privacy", *BASE),
-    "evaluation": ("evaluation", "federation", "learning", *BASE),
+    "evaluation": ("evaluation", "federation", "learning", "privacy.rows", *BASE),
     # Reads what runs have left in their folders; a run has its report written at its end.
-    "report": ("report", "components.class_counts", "federation", "privacy", "data", "__version__"),
+    "report": (
+        *("report", "evaluation.results", "components.class_counts", "federation", "privacy", "data", "__version__"),
+    ),
     "experiment": (
         *("experiment", "report", "evaluation", "engines", "methods", "components", "federation", "learning"),
         *("privacy", "data", "seeding", "__version__", "network.launch"),  # the last on demand
@@ -115,6 +118,12 @@ def test_everything_in_methods_registers_a_method():
     homes = {module.split(".")[2] for module in modules if module.startswith("fedsynth.")}
     there = {path.stem for path in (ROOT / "methods").iterdir() if not path.name.startswith("__")}
     assert there == homes
+
+
+def test_the_authors_of_methods_find_all_in_one_module():
+    assert {name.split(".")[0] for name in imports_of(ROOT / "api.py")} <= {
+        *("components", "federation", "learning", "methods", "privacy"),
+    }
 
 
 def test_errors_and_seeding_lean_on_nothing():

@@ -1,7 +1,7 @@
 """Audits: numbers from experiments against what is claimed. An audit can refute a claim; it can never prove one.
 
-`two_worlds` asks whether two neighbouring data sets can be told apart better than a claim allows. `membership` asks how
-well an attack tells records that were trained on from others.
+`audit_mechanism` asks whether two neighbouring data sets can be told apart better than a claim allows.
+`evaluate_attack` asks how well an attack tells records that were trained on from others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedsynth.privacy.accounting import epsilon
 from fedsynth.privacy.guarantee import Event
 
 Draw = Callable[[int, np.random.Generator], float]
-"""A number that an attacker makes of one run of a mechanism in world 0 or 1."""
+"""A number that an attacker makes of one run of a mechanism on data set 0 or 1."""
 Profile = Mapping[float, float]
 """What is claimed: an ε for each of some δ."""
 
@@ -29,14 +29,14 @@ HUNCH = 0.1  # error of the bounds by which an event is chosen: it is evaluated 
 TOO_FEW = 1e-12  # of a rate: nothing to divide by
 
 
-# -- two worlds -----------------------------------------------------------------------------------------------------
+# -- neighbouring data sets -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LowerBound:
-    """ε is at least this at δ, with this confidence, after `runs` runs of each world.
+    """ε is at least this at δ, with this confidence, after `runs` runs on each data set.
 
-    `tpr` is at most the chance of the chosen event in one world, `fpr` at least its chance in the other.
+    `tpr` is at most the chance of the chosen event on one data set, `fpr` at least its chance on the other.
     """
 
     epsilon: float
@@ -47,7 +47,7 @@ class LowerBound:
     fpr: float
 
     def refutes(self, claim: Profile) -> bool:
-        """Whether the event is likelier than e^ε times the other world's chance and δ allow, for any claimed pair."""
+        """Whether the event is likelier than e^ε times its chance on the other data set and δ allow, for any claim."""
         return any(self.tpr > math.exp(min(eps, 700.0)) * self.fpr + delta for delta, eps in claim.items())
 
 
@@ -57,7 +57,7 @@ def profile(events: Iterable[Event], delta: float) -> dict[float, float]:
     return {other: epsilon(events, other) for other in (delta, *(d for d in OTHER_DELTAS if d > delta))}
 
 
-def two_worlds(
+def audit_mechanism(
     draw: Draw,
     runs: int,
     delta: float,
@@ -67,27 +67,27 @@ def two_worlds(
 ) -> LowerBound:
     """A lower bound of ε from `runs` runs of a mechanism on each of two neighbouring data sets.
 
-    Half of the runs choose an event (a side of a threshold, and which world makes it likelier); the other half evaluate
-    this one event with Clopper–Pearson bounds: ε ≥ ln((TPR_lo − δ) / FPR_hi). The event chosen is the one that speaks
-    most against the claim, or where none does, the one that gives the largest bound.
+    Half of the runs choose an event (a side of a threshold, and which data set makes it likelier); the other half
+    evaluate this one event with Clopper–Pearson bounds: ε ≥ ln((TPR_lo − δ) / FPR_hi). The event chosen is the one
+    that speaks most against the claim, or where none does, the one that gives the largest bound.
     """
     if runs < FEWEST_RUNS:
         raise ConfigError(f"An audit with {runs} runs can say nothing: choose at least {FEWEST_RUNS}.")
-    # World by world in turn, so that what the mechanism keeps between runs is the same for both.
-    scores = np.array([[draw(world, rng) for world in (0, 1)] for _ in range(runs)], dtype=np.float64).T
+    # Alternating, so that what the mechanism keeps between runs is the same for both.
+    scores = np.array([[draw(which, rng) for which in (0, 1)] for _ in range(runs)], dtype=np.float64).T
     if np.isnan(scores).any():
         raise ConfigError("An audit needs a number from every run, and some runs gave none (nan).")
     half = runs // 2
-    return replace(bounded(scores[:, :half], scores[:, half:], delta, confidence, claim), runs=runs)
+    return replace(bound_epsilon(scores[:, :half], scores[:, half:], delta, confidence, claim), runs=runs)
 
 
-def bounded(
-    choosing: np.ndarray, judged: np.ndarray, delta: float, confidence: float, claim: Profile | None
+def bound_epsilon(
+    choosing: np.ndarray, evaluated: np.ndarray, delta: float, confidence: float, claim: Profile | None
 ) -> LowerBound:
-    """A lower bound of ε from scores (world, run): the first choose an event, the others, drawn apart, evaluate it."""
+    """A lower bound of ε from scores (data set, run): the first choose an event, the others evaluate it."""
     error = (1 - confidence) / 2  # for each of the two bounds
     direction, threshold, likelier = _choose(choosing, delta, error, claim)
-    sides = direction * judged >= direction * threshold
+    sides = direction * evaluated >= direction * threshold
     hits = sides.sum(axis=1)
     count = sides.shape[1]
     tpr = float(_low(hits[likelier], count, error))
@@ -96,7 +96,7 @@ def bounded(
 
 
 def _choose(scores: np.ndarray, delta: float, error: float, claim: Profile | None) -> tuple[int, float, int]:
-    """Which side of which threshold, and in which world that is likelier."""
+    """Which side of which threshold, and on which data set that is likelier."""
     count = scores.shape[1]
     options: list[tuple[float, float, tuple[int, float, int]]] = []
     for direction in (1, -1):
@@ -162,10 +162,10 @@ class Membership:
         return self.auc_low > 0.5 or self.tpr_low > self.fpr_high
 
 
-def membership(
+def evaluate_attack(
     member_scores: np.ndarray, other_scores: np.ndarray, fpr: float = 0.001, confidence: float = 0.95
 ) -> Membership:
-    """Judge an attack by its scores (larger: rather a member): its TPR at a low FPR, and its AUC, with intervals."""
+    """Evaluate an attack by its scores (larger: rather a member): its TPR at a low FPR, and its AUC, with intervals."""
     members, others = np.asarray(member_scores, np.float64), np.asarray(other_scores, np.float64)
     if len(members) < 2 or len(others) < 2:
         raise ConfigError("Membership inference needs at least two members and two others.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from fedsynth.audit.bounds import Membership, clopper_pearson, membership
+from fedsynth.audit.bounds import Membership, clopper_pearson, evaluate_attack
 from fedsynth.data.federated import FederatedData
 from fedsynth.evaluation.quality import train_oracle
 from fedsynth.learning.models import ModelSpec, instantiate
@@ -43,9 +43,19 @@ class Attack:
     how: str
     result: Membership
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, str | float | bool]:
         """JSON-ready."""
         return {"on": self.on, "how": self.how, **vars(self.result), "found": self.result.found}
+
+
+class ClosestRecord(TypedDict):
+    """The share of `images` synthetic images that lie closer to a member than to any of as many others."""
+
+    images: int
+    records: int
+    share: float
+    low: float
+    high: float
 
 
 def members_and_others(data: FederatedData, rng: np.random.Generator) -> tuple[Examples, Examples]:
@@ -102,7 +112,7 @@ def attack_model(
             elif name == "loss by reference":
                 score = score + losses(reference, records)
             scores.append(score.numpy())
-        attacks.append(Attack("the final model", name, membership(scores[0], scores[1], confidence=each)))
+        attacks.append(Attack("the final model", name, evaluate_attack(scores[0], scores[1], confidence=each)))
     return attacks
 
 
@@ -140,11 +150,11 @@ def synthetic_images(folder: Path, shape: tuple[int, ...]) -> Tensor:
 def attack_images(images: Tensor, members: Examples, others: Examples, confidence: float) -> Attack:
     """A record near to a synthetic image is rather a member."""
     inside, outside = (nearest(records[0][:MOST_COMPARED], images) for records in (members, others))
-    result = membership(-inside.numpy(), -outside.numpy(), confidence=confidence)
+    result = evaluate_attack(-inside.numpy(), -outside.numpy(), confidence=confidence)
     return Attack("synthetic images", "distance to the closest synthetic image", result)
 
 
-def closest_record(images: Tensor, members: Examples, others: Examples, confidence: float) -> dict[str, Any]:
+def closest_record(images: Tensor, members: Examples, others: Examples, confidence: float) -> ClosestRecord:
     """The share of images that are closer to a member than to any other, of as many of both: 1/2 where none is copied.
 
     A screen, not a proof: images can give members away without lying near to them.

@@ -8,21 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from safetensors.torch import load_file
 from torch import Tensor
 
-import fedsynth.audit.task_trials  # noqa: F401  (declares the trials of the package's own tasks)
+import fedsynth.audit.statistics_trials
+import fedsynth.audit.training_trials  # noqa: F401  (both declare the trials of the package's own tasks)
 from fedsynth.audit.members import (
     Attack,
+    ClosestRecord,
     attack_images,
     attack_model,
     closest_record,
     members_and_others,
     synthetic_images,
 )
-from fedsynth.audit.trials import put_to_the_test
+from fedsynth.audit.trials import run_trial
 from fedsynth.data.dataset import Schema
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
@@ -32,8 +34,8 @@ from fedsynth.experiment.plugins import check_trusted
 from fedsynth.experiment.runner import load_data
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.federation.trials import Trial
-from fedsynth.privacy import Guarantee, Ledger, epsilon_bound
-from fedsynth.report.reading import RunRecord, pick, read_run
+from fedsynth.privacy import Guarantee, Ledger, LedgerRow, epsilon_bound
+from fedsynth.report.reading import RunRecord, read_run
 from fedsynth.seeding import generator
 
 NEVER_PROVES = "An audit can refute a claim, never prove one: where nothing was found, these tests found nothing."
@@ -45,13 +47,46 @@ OTHER_CODE = "The run was made by other code than what is installed here, and wh
 Say = Callable[[str], None]
 
 
+class Verdict(TypedDict):
+    """What testing a claim gave: a lower bound of ε against the claimed one, or why there is none."""
+
+    verdict: str
+    audit: str
+    releases: int
+    claimed: float | None
+    lower_bound: float | None
+    confidence: float | None
+    runs: int
+    refuted: bool
+
+
+class AuditRow(Verdict):
+    """A release, what is proven about it (of the client with the largest ε), and what testing that gave."""
+
+    release: str
+    task: str
+    what: str
+    evaluation: bool
+    times: int
+    mechanism: str
+    unit: str
+    adjacency: str
+    epsilon: float | None
+    delta: float | None
+    against: str
+    proven: str
+    covered: str
+    not_covered: str
+    client: str
+
+
 @dataclass(frozen=True)
 class Audit:
     """What an audit found: rows by release, attacks, a screen of synthetic images, and what could not be done."""
 
-    rows: list[dict[str, Any]]
+    rows: list[AuditRow]
     attacks: list[Attack]
-    screen: dict[str, Any] | None
+    screen: ClosestRecord | None
     skipped: list[str]
 
     @property
@@ -59,7 +94,7 @@ class Audit:
         """The releases whose claim does not hold."""
         return [row["release"] for row in self.rows if row["refuted"]]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """JSON-ready."""
         return {
             "rows": self.rows,
@@ -85,17 +120,17 @@ def audit_run(
     check_trusted(run.path, trust_plugins, run.config.get("plugins"))
     experiment = make_experiment(run.config)
     try:
-        ledger = Ledger.from_dict(run.participation["ledger"])
+        ledger = Ledger.from_dict(run.participation.ledger)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f'"{run.path}" has no ledger that can be read ({error}).') from None
     data, why = _data_of(run, experiment)
-    shape, classes = pick(run.manifest, "shape"), pick(run.manifest, "classes")
-    if not isinstance(shape, list) or not isinstance(classes, list | int):
+    shape, classes = run.manifest.shape, run.manifest.classes
+    if not shape or not classes:
         raise ConfigError(f'"{run.path}" has no manifest that can be read: it must tell the shape and the classes.')
-    schema = Schema(tuple(shape), classes if isinstance(classes, int) else len(classes))
+    schema = Schema(tuple(shape), len(classes))
     rows = _Releases(experiment, ledger, schema, runs, confidence, say).rows()
     attacks, screen, skipped = _attacks(run, experiment, data, why, confidence, say)
-    if pick(run.versions, "code") != code_fingerprint(experiment.plugins):
+    if run.versions.get("code") != code_fingerprint(experiment.plugins):
         skipped = [OTHER_CODE, *skipped]
     return Audit(rows, attacks, screen, skipped)
 
@@ -128,27 +163,25 @@ class _Releases:
                 if number is not None:
                     self.guarantees.setdefault(f"{task}.{name}", []).append(ledger.guarantees[number])
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[AuditRow]:
         """In the order of the ledger; a release that is read in three ways has three."""
-        worst: dict[tuple[str, str, str], dict[str, Any]] = {}
+        worst: dict[tuple[str, str, str], LedgerRow] = {}
         for row in self.ledger.rows(self.delta):
-            key = (row["release"], row["unit"], row["adjacency"])
-            if row["kind"] == "release" and (row["epsilon"] or 0) >= (worst.get(key, row)["epsilon"] or 0):
+            key = (row.release, row.unit, row.adjacency)
+            if row.kind == "release" and row.cost >= worst.get(key, row).cost:
                 worst[key] = row
-        return [audited for row in worst.values() for audited in self._audited(row)]
+        return [_audit_row(row, verdict) for row in worst.values() for verdict in self._verdicts(row)]
 
-    def _audited(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        left_out = ("kind", "field", "claimed", "clients")
-        base = {key: value for key, value in row.items() if key not in left_out} | {"client": row["clients"][0]}
-        given = self.guarantees.get(row["release"], [])
+    def _verdicts(self, row: LedgerRow) -> list[Verdict]:
+        given = self.guarantees.get(row.release, [])
         if not any(g.proven for g in given):
-            trials = self._trials(row["task"], given[0]) if given and given[0].claimed else []
-            return [base | self._test(trial, row["what"]) for trial in trials] or [base | _untested(NOTHING_CLAIMED)]
+            trials = self._trials(row.task, given[0]) if given and given[0].claimed else []
+            return [self._test(trial, row.what) for trial in trials] or [_untested(NOTHING_CLAIMED)]
         guarantee = max((g for g in given if g.proven), key=lambda g: epsilon_bound(g.events, self.delta))
         if guarantee.free:
-            return [base | _untested(CONSTANT)]
-        found = [self._test(trial, row["what"]) for trial in self._trials(row["task"], guarantee)]
-        return [base | test for test in found] or [base | _untested(NO_TRIAL)]
+            return [_untested(CONSTANT)]
+        trials = self._trials(row.task, guarantee)
+        return [self._test(trial, row.what) for trial in trials] or [_untested(NO_TRIAL)]
 
     def _trials(self, task: str, guarantee: Guarantee) -> Sequence[Trial]:
         """What the task that ran declares about itself; nothing where it is not installed here."""
@@ -158,10 +191,10 @@ class _Releases:
             return []
         return [] if make is None else make(guarantee, self.cfg, self.schema)
 
-    def _test(self, trial: Trial, what: str) -> dict[str, Any]:
+    def _test(self, trial: Trial, what: str) -> Verdict:
         self.say(f"neighbouring data sets: {what} ({trial.how})")
         rng = generator(self.seed, "audit", trial.how)
-        found = put_to_the_test(trial, self.runs, self.delta, self.confidence, rng)
+        found = run_trial(trial, self.runs, self.delta, self.confidence, rng)
         return {
             "verdict": "refuted" if found.refuted else "not refuted",
             "audit": trial.how,
@@ -174,7 +207,7 @@ class _Releases:
         }
 
 
-def _untested(why: str) -> dict[str, Any]:
+def _untested(why: str) -> Verdict:
     return {
         "verdict": "not tested" if why == NO_TRIAL else why,
         "audit": why,
@@ -187,12 +220,17 @@ def _untested(why: str) -> dict[str, Any]:
     }
 
 
+def _audit_row(row: LedgerRow, verdict: Verdict) -> AuditRow:
+    kept = row.model_dump(exclude={"kind", "field", "claimed", "clients"})
+    return cast(AuditRow, {**kept, "client": row.clients[0], **verdict})
+
+
 # -- attacks --------------------------------------------------------------------------------------------------------
 
 
 def _attacks(
     run: RunRecord, experiment: Experiment, data: FederatedData | None, why: str, confidence: float, say: Say
-) -> tuple[list[Attack], dict[str, Any] | None, list[str]]:
+) -> tuple[list[Attack], ClosestRecord | None, list[str]]:
     """Membership inference on the final model and on synthetic images; what could not be attacked, and why."""
     if data is None:
         return [], None, [f"Membership inference: {why}."]

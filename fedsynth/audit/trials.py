@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsynth.audit.bounds import LowerBound, Profile, bounded, profile
+from fedsynth.audit.bounds import LowerBound, Profile, bound_epsilon, profile
 from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client
@@ -43,7 +43,7 @@ class Finding:
     refuted: bool
 
 
-def put_to_the_test(trial: Trial, runs: int, delta: float, confidence: float, rng: np.random.Generator) -> Finding:
+def run_trial(trial: Trial, runs: int, delta: float, confidence: float, rng: np.random.Generator) -> Finding:
     """Run a trial on both of its data sets, `runs` times each; every life's secret comes from `rng`."""
     if runs < FEWEST_RUNS:
         raise ConfigError(f"An audit with {runs} runs can say nothing: choose at least {FEWEST_RUNS}.")
@@ -59,10 +59,11 @@ def put_to_the_test(trial: Trial, runs: int, delta: float, confidence: float, rn
         return np.concatenate([_known(trial, worst, numbers), _between_rounds(trial, numbers) @ learnt], axis=2)
 
     choosing = scores(_numbers(trial, worst, eighth, rng))
-    judged = scores(_numbers(trial, worst, runs - fourth - 2 * eighth, rng))
+    evaluated = scores(_numbers(trial, worst, runs - fourth - 2 * eighth, rng))
     best = int(_apart(choosing).argmax())
     shown, sure = (
-        bounded(choosing[:, :, best], judged[:, :, best], delta, level, claim) for level in (confidence, VERDICT)
+        bound_epsilon(choosing[:, :, best], evaluated[:, :, best], delta, level, claim)
+        for level in (confidence, VERDICT)
     )
     return Finding(shown, claim, sure.refutes(claim))
 
@@ -73,7 +74,7 @@ def put_to_the_test(trial: Trial, runs: int, delta: float, confidence: float, rn
 def _numbers(trial: Trial, label: int, runs: int, rng: np.random.Generator) -> Numbers:
     """The numbers of all rounds of so many clients' lives on each data set."""
     lives = [[_rounds(trial, label, data, rng) for _ in range(runs)] for data in trial.neighbours(label)]
-    return np.stack([[np.concatenate([numbers for numbers, _ in life]) for life in world] for world in lives])
+    return np.stack([[np.concatenate([numbers for numbers, _ in life]) for life in one] for one in lives])
 
 
 def _rounds(

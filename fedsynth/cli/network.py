@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedsynth.network.deploy import Federation, parse_classes, parse_shape, parse_sites, write_federation
+from fedsynth.cli.common import AsJson, print_json
+from fedsynth.experiment.files import override
 
 deploy = typer.Typer(no_args_is_help=True, help="Set up a federation over a network.")
 site = typer.Typer(no_args_is_help=True, help="For the people at a site.")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")]
-
-
-@deploy.callback()
-def _deploy() -> None:
-    """Set up a federation over a network."""
 
 
 @deploy.command()
@@ -33,6 +27,8 @@ def init(
 ) -> None:
     """Write a federation folder: certificates, a key and a start script per site, the server's files, and a page that
     says who does what."""
+    from fedsynth.network.deploy import Federation, parse_classes, parse_shape, parse_sites, write_federation
+
     wanted = Federation(parse_sites([sites]), parse_shape(shape), parse_classes(classes), host, port, superlink_port)
     write_federation(folder, wanted)
     print(f"{folder} is ready: {folder / 'README.md'} says who does what, in which order.")
@@ -46,18 +42,12 @@ def demo(
     ] = None,
 ) -> None:
     """Show all of it on this machine: a SuperLink, three sites with TLS and registered keys, and FedDPMS on digits."""
-    from fedsynth.experiment.config import override
     from fedsynth.network.demo import run_demo
     from fedsynth.report.tables import summary_lines
 
     result = run_demo(folder, override({}, words or []), print, None)
     for name, text in summary_lines(result.summary):
         print(f"{name}: {text}")
-
-
-@site.callback()
-def _site() -> None:
-    """For the people at a site."""
 
 
 @site.command()
@@ -95,6 +85,9 @@ def check(
     from fedsynth.network.site_config import read_site
 
     found = check_site(read_site(file))
-    print(json.dumps(found.to_dict()) if as_json else "\n".join(site_check_lines(found)))
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print("\n".join(site_check_lines(found)))
     if found.problems:
         raise typer.Exit(1)

@@ -1,31 +1,15 @@
-"""Commands that show and judge results: report, dashboard, quality, export."""
+"""Commands that show and measure results: report, dashboard, quality, export."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fedsynth.experiment.export import Tool, export_run
-from fedsynth.report.dashboard import make_server
-from fedsynth.report.page import write_report
-from fedsynth.studies.quality import measure_quality
-
-out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
-TrustPlugins = Annotated[
-    bool,
-    typer.Option(
-        "--trust-plugins",
-        help="Execute the plug-ins, Python files, that the run's config names. Look at them first.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")]
+from fedsynth.cli.common import AsJson, TrustPlugins, out, print_json, print_line
+from fedsynth.experiment.export import Tool
 
 
 def report(
@@ -36,12 +20,14 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file about a run, or about several side by side. It opens from disk and needs no network."""
+    from fedsynth.report.page import write_report
+
     file, page = write_report(folders, output)
     if as_json:
-        print(json.dumps({"path": str(file), "problems": page.problems}))
+        print_json({"path": str(file), "problems": page.problems})
         return
     for problem in page.problems:
-        out.print(f"not there: {problem}", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"not there: {problem}")
     out.print(f"The report is in {file}", highlight=False, soft_wrap=True)
 
 
@@ -53,6 +39,8 @@ def dashboard(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8050,
 ) -> None:
     """Show the reports of all runs in a folder in the browser, live while runs go. It reads and never writes."""
+    from fedsynth.report.dashboard import make_server
+
     server = make_server(runs, host, port)
     out.print(f"The dashboard of {runs} is at {server.address} (Ctrl-C ends it).", highlight=False, soft_wrap=True)
     if not server.loopback:
@@ -72,16 +60,18 @@ def quality(
 
     The result is kept in the run folder as quality.json, and the report shows it.
     """
+    from fedsynth.studies.quality import measure_quality
+
     found = measure_quality(folder, images, trust_plugins)
     if as_json:
-        print(json.dumps(found))
+        print_json(found.as_dict())
         return
     table = Table("measure", "value", "meaning", box=None)
-    for row in found["measures"]:
-        table.add_row(row["measure"], row["value"], row["meaning"])
+    for row in found.measures:
+        table.add_row(row.measure, row.value, row.meaning)
     out.print(table)
-    for text in found["words"]:
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
+    for text in found.words:
+        print_line(text)
 
 
 def export(
@@ -90,4 +80,6 @@ def export(
     project: Annotated[str, typer.Option(help="The experiment (MLflow) or project (Weights & Biases).")] = "fedsynth",
 ) -> None:
     """Hand a run's settings, metrics and result to MLflow or Weights & Biases (TensorBoard needs no export)."""
-    out.print(export_run(folder, to, project), markup=False, highlight=False, soft_wrap=True)
+    from fedsynth.experiment.export import export_run
+
+    print_line(export_run(folder, to, project))

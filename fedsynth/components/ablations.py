@@ -1,4 +1,4 @@
-"""Stand-ins for synthetic samples, by which a method's gain is judged: noise, or real images, with the same labels."""
+"""Stand-ins for synthetic samples, by which a gain is evaluated: noise, or real images, with the same labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedsynth.components.synthetic_samples import Samples
+from fedsynth.components.samples import Samples
 from fedsynth.federation import Client, Federation, Reply, leaves, task
 
 REAL_SAMPLES = 200  # real images of each class for the upper bound

@@ -10,7 +10,6 @@ from fedsynth.federation import Client, Federation, Reply, leaves, task
 from fedsynth.privacy import DiscreteGaussianEvent, Guarantee, PureEvent
 from fedsynth.privacy.discrete import discrete_gaussian_histogram, discrete_gaussian_variance
 
-MOST_EXAMPLES = 10**12  # of a class: more is a mistake or a lie, and would not add up in 64 bits
 RELEASED = "released class counts"  # in the private state
 
 
@@ -79,18 +78,6 @@ def class_counts(
     """The class counts of all clients that answer, exact or with noise for (ε, δ)."""
     replies = fed.broadcast(count_classes, attempts=attempts, epsilon=epsilon, delta=delta, keep=keep)
     return {client: reply.counts for client, reply in replies.items()}
-
-
-def report_counts(fed: Federation) -> dict[str, list[int]]:
-    """The exact class counts of the clients that release them, where they can be right."""
-    replies = fed.broadcast(count_classes, quorum=0.0)
-    return {c: reply.counts.tolist() for c, reply in replies.items() if _credible(reply.counts, fed.schema.classes)}
-
-
-def _credible(counts: np.ndarray, classes: int) -> bool:
-    """Whether these are numbers of examples at all."""
-    whole = counts.shape == (classes,) and counts.dtype.kind in "iu"
-    return whole and bool(counts.min() >= 0) and bool(counts.max() <= MOST_EXAMPLES)
 
 
 def noise_of_counts(epsilon: float | None, delta: float) -> float:

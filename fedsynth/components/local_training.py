@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 
+from fedsynth.components.samples import Samples
 from fedsynth.components.slots import (
     Kept,
     LocalContext,
@@ -24,7 +25,6 @@ from fedsynth.components.slots import (
     SecureSettings,
     SlotValue,
 )
-from fedsynth.components.synthetic_samples import Samples
 from fedsynth.federation import Client, Federation, Message, Reply, leaves, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
@@ -71,7 +71,7 @@ class UpdatePrivacy(SlotValue, slot="updates"):
         return None
 
     def at_clients(self) -> UpdatePrivacy:
-        """What clients are told."""
+        """What requests to clients name."""
         return self
 
     def collect(

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from fedsynth.federation import Client
 from fedsynth.privacy import Guarantee
-from fedsynth.privacy.dpsgd import dp_rate
+from fedsynth.privacy.dpsgd import DpSgdNoise, dp_rate
 from fedsynth.privacy.guarantee import SampledGaussianEvent
 from fedsynth.privacy.words import NUMBER_PUBLIC
-from fedsynth.synthesis.gan import Gan, GanTraining, train_gan_private
+from fedsynth.synthesis.gan import Gan, TrainingImages
+from fedsynth.synthesis.gan_private import train_gan_private
+from fedsynth.synthesis.gan_training import GanTraining
 
 CALIBRATED = "calibrated noise of a GAN"  # in the private state
 
@@ -27,18 +29,8 @@ def fit_gan_privately(
     x, y = client.data.train.tensors()
     critic_steps = max(1, visits * steps * training.critic_steps)
     noise = updates.noise_of(client, CALIBRATED, dp_rate(client.public_size, training.batch_size), critic_steps)
-    fit = train_gan_private(
-        net,
-        x,
-        y,
-        training,
-        steps,
-        updates.clip,
-        noise,
-        client.noise_rng("gan"),
-        known,
-        size=client.public_size,
-    )
+    images, hidden = TrainingImages(x, y, known, client.public_size), DpSgdNoise(clip=updates.clip, noise=noise)
+    fit = train_gan_private(net, images, training, steps, hidden, client.noise_rng("gan"))
     return Guarantee(
         mechanism=f"DP-SGD of the critic, gradients clipped to {updates.clip:g}, noise multiplier {noise:.4g}",
         events=(SampledGaussianEvent(rate=fit.rate, noise=noise, steps=fit.critic_steps),),

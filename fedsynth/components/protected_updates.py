@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from fedsynth.components.local_training import TrainRequest, Update, UpdatePrivacy, fit_objective, kept_entries
 from fedsynth.components.local_training import shared_entries as shared_entries_of
-from fedsynth.components.slots import LocalContext, LocalData, LocalObjective, Mean, NoPostAggregation, OwnExamples
+from fedsynth.components.slots import (
+    LocalContext,
+    LocalData,
+    LocalObjective,
+    Mean,
+    NoPostAggregation,
+    OwnExamples,
+    SlotValue,
+)
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation
 from fedsynth.learning.aggregators import only
@@ -33,7 +41,7 @@ from fedsynth.privacy import (
     sampled_gaussian_noise,
 )
 from fedsynth.privacy.config import LARGEST, SMALLEST
-from fedsynth.privacy.dpsgd import check_model, dp_fit, dp_rate, dp_steps
+from fedsynth.privacy.dpsgd import DpSgdTraining, check_model, dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.guarantee import constant_guarantee
 from fedsynth.privacy.mechanisms import add_gaussian, clip_weights
 from fedsynth.privacy.words import EVERY_UPDATE, NUMBER_PUBLIC
@@ -60,24 +68,25 @@ class ProtectedUpdates(UpdatePrivacy):
 
     def check(self, loop: Loop) -> None:
         slots = loop.slots
+        self.refuse(slots.objective, slots.local_data, slots.aggregator, slots.post_aggregation)
         self.check_here(slots.objective, slots.local_data, loop.net)
-        for value in (slots.aggregator, slots.post_aggregation):
-            if value.unprotected:
-                raise ConfigError(
-                    f'{self.wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.'
-                )
+        check_model(loop.net)
         if slots.post_aggregation.asks_clients:
             raise ConfigError(
                 f'{self.wanted} cannot be used with post_aggregation "{slots.post_aggregation.name}" where it asks the '
                 "clients: what they would answer is made from models that are not protected. Set secure = false."
             )
 
-    def check_here(self, objective: LocalObjective, local_data: LocalData, net: nn.Module) -> None:
-        for value in (objective, local_data):
+    def refuse(self, *values: SlotValue) -> None:
+        """Refuse values that say why they do not go with protected updates."""
+        for value in values:
             if value.unprotected:
                 raise ConfigError(
                     f'{self.wanted} cannot be used with {value.slot} "{value.name}": {value.unprotected}.'
                 )
+
+    def check_here(self, objective: LocalObjective, local_data: LocalData, net: nn.Module) -> None:
+        self.refuse(objective, local_data)
         if not isinstance(local_data, OwnExamples) and not self.allows(local_data):
             raise ConfigError(
                 f'{self.wanted} cannot be used with local_data "{local_data.name}": it is for own examples.'
@@ -153,19 +162,11 @@ class DpSgdUpdates(ProtectedUpdates, name="dp_sgd"):
         client, net, training = local.client, local.net, local.training
         size = client.public_size + len(x) - len(client.data.train)  # synthetic examples are treated like records
         noise = self.noise_of(client, CALIBRATED, dp_rate(size, training.batch_size), self._steps(size, training))
-        done = dp_fit(
-            net,
-            x,
-            local.labels,
-            epochs=training.epochs,
-            batch_size=training.batch_size,
-            clip=self.clip,
-            noise=noise,
-            rng=client.noise_rng("dp-sgd"),
-            optimizer=make_optimizer(net.parameters(), training),
-            loss=request.objective.record_loss(local),
-            size=size,
+        private = DpSgdTraining(
+            clip=self.clip, noise=noise, examples=size, batch_size=training.batch_size, epochs=training.epochs
         )
+        optimizer, loss = make_optimizer(net.parameters(), training), request.objective.record_loss(local)
+        done = dp_fit(net, x, local.labels, private, optimizer, client.noise_rng("dp-sgd"), loss)
         assert done.event is not None
         guarantee = Guarantee(
             mechanism=f"DP-SGD, gradients clipped to {self.clip:g}, noise multiplier {noise:.4g}",

@@ -35,14 +35,14 @@ from fedsynth.privacy.secure_sum import (
     Words,
     are_keys,
     check_keys,
-    disclosed,
+    disclose,
     enough,
     from_words,
     shares_for,
     to_words,
     unmask,
 )
-from fedsynth.privacy.secure_sum import masked as under_masks
+from fedsynth.privacy.secure_sum import mask as under_masks
 from fedsynth.privacy.words import EVERY_UPDATE, MASKED
 
 KEPT = "secure sum"  # in the private state: the secrets of the sum that is under way
@@ -128,7 +128,7 @@ def open_sum(
     if not {*stayed, *left} <= {*shares, client.id}:
         raise SecureSumError("Shares of some of the clients are missing.")
     own = kept["own"][0], kept["own"][1]
-    seeds, masks = disclosed(client.id, secrets, kept["keys"], own, shares, stayed, left)
+    seeds, masks = disclose(client.id, secrets, kept["keys"], own, shares, stayed, left)
     del client.state[KEPT]  # asked once more, for whatever secret, there is none to give
     return client.release(Opened(seeds=seeds, masks=masks), **no_data(scope, "seeds", "masks"))
 
@@ -166,8 +166,8 @@ def secured(guarantee: Guarantee | None, clients: int) -> Guarantee:
             not_covered="the sum, which the server learns; a server that does not keep to the protocol; who takes part",
         ).model_copy(update={"masked": True})
     seen = guarantee.not_covered.replace(EVERY_UPDATE, "which sees the sum before its noise")
-    told = {"mechanism": f"{guarantee.mechanism}; {masks}", "not_covered": seen, "masked": True}
-    return guarantee.model_copy(update=told)
+    changes = {"mechanism": f"{guarantee.mechanism}; {masks}", "not_covered": seen, "masked": True}
+    return guarantee.model_copy(update=changes)
 
 
 # -- at the server --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
 from fedsynth.synthesis.inversion import Inversion, invert
 
-FROM_WEIGHTS = "made from shared weights alone"
+FROM_WEIGHTS = "synthesised from shared weights alone"
 
 
 class TuningSettings(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining, learning_rate
@@ -55,7 +56,7 @@ class TrainConfig(BaseModel):
         return self
 
     def local(self, round: int) -> LocalTraining:
-        """What a client is told in this round."""
+        """How clients train in this round."""
         rate = learning_rate(self.schedule, self.lr, round, self.rounds, self.lr_step, self.lr_gamma)
         return LocalTraining(
             epochs=self.local_epochs,
@@ -75,7 +76,6 @@ class MethodConfig(BaseModel):
     loop does it; a method that trains in a task of its own does not unless it says so.
     `requires_individual_updates` says why the method needs more than the sum of what clients send; empty where it does
     not.
-    `search` names the numbers that `compare --tune` tries for the method, with the ends of their ranges (logarithmic).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -88,7 +88,6 @@ class MethodConfig(BaseModel):
     requires_individual_updates: ClassVar[str] = (
         "it trains outside of the shared loop, whose mean is what can be summed securely"
     )
-    search: ClassVar[dict[str, tuple[float, float]]] = {}
 
     @model_validator(mode="after")
     def _keeps_the_promise_of_privacy(self) -> MethodConfig:
@@ -110,7 +109,7 @@ class MethodConfig(BaseModel):
         return []
 
     @classmethod
-    def own_settings(cls) -> dict[str, Any]:
+    def own_settings(cls) -> dict[str, FieldInfo]:
         """The settings a user may give in the `[method]` section."""
         return {name: field for name, field in cls.model_fields.items() if name not in MethodConfig.model_fields}
 

@@ -25,7 +25,6 @@ def slot_method(
     make: Any = create_model  # its types do not allow for several bases
     config = make(f"{value.__name__}Config", __base__=bases, __module__=value.__module__, **fields)
     config.__doc__ = f"Settings of {value.__name__}."
-    config.search = value.search
     if issubclass(value, PublishedForm):
         config.published = value.published
     keeps: Kept = getattr(values.get("objective"), "keeps", "nothing")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_serializer
 from torch import Tensor
 
-from fedsynth.components.synthetic_samples import Samples
+from fedsynth.components.samples import Samples
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation import Client, Federation, Message
 from fedsynth.learning.aggregators import weighted_mean
@@ -41,7 +41,6 @@ class SlotValue(BaseModel):
     slot: ClassVar[str] = ""
     needs: ClassVar[str] = ""  # name of the value that must fill the other slot: clients' and server's half of a method
     unprotected: ClassVar[str] = ""  # why it does not go with protected updates; empty where it does
-    search: ClassVar[dict[str, tuple[float, float]]] = {}  # settings that `compare --tune` tries, where it is a method
     known: ClassVar[dict[str, type[SlotValue]]] = {}
 
     def __init_subclass__(cls, slot: str = "", name: str = "", **kwargs: Any) -> None:

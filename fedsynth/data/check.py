@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import Dataset
-from fedsynth.data.raw import Raw, describe_shape, number_labels, resized
-from fedsynth.data.silos import client_differences, client_paths, read_client, same_channels
+from fedsynth.data.readers.client_folders import client_paths, find_differences, read_client, unify_channels
+from fedsynth.data.readers.raw import Raw, describe_shape, number_labels, resize_images
 from fedsynth.data.sources import Source, load_sources
 from fedsynth.errors import DataError
 
@@ -66,7 +65,7 @@ class Check:
         """Whether no problem was found."""
         return not self.problems
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return asdict(self)
 
@@ -101,13 +100,13 @@ def _check_silos(folder: Path, config: DataConfig) -> tuple[list[SiloSummary], l
     inner = config.model_copy(update={"client_column": None})
     for client, path in client_paths(folder).items():
         try:
-            clients[client] = resized(read_client(path, inner), config.size, client)
+            clients[client] = resize_images(read_client(path, inner), config.size, client)
         except DataError as error:
             problems.append(f'Client "{client}" cannot be read: {error}')
     if not clients:
         return [], problems
-    clients = same_channels(clients)
-    differences = client_differences(clients)
+    clients = unify_channels(clients)
+    differences = find_differences(clients)
     try:
         numbers, names = number_labels([raw.train.y for raw in clients.values()], str(folder))
     except DataError:  # text and numbers mixed, which the differences already say

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -109,7 +110,7 @@ def explain(error: ValidationError, where: str, model: type[BaseModel]) -> Confi
     return ConfigError(f"{subject} cannot be used: {reason[:1].lower()}{reason[1:]}.")
 
 
-def parse_data(table: dict[str, object]) -> DataConfig:
+def parse_data(table: Mapping[str, object]) -> DataConfig:
     """A `DataConfig` from a plain table; a wrong key or value is a `ConfigError` of one sentence."""
     try:
         return DataConfig.model_validate(table)

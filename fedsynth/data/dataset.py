@@ -43,7 +43,7 @@ class Dataset:
 class ClientData:
     """What one client holds: disjoint train, validation and test parts.
 
-    `declared` is the number of training examples that the client tells as public; the true one, unless it says so.
+    `declared` is the number of training examples that the client declares as public; the true one, unless it says so.
     """
 
     train: Dataset

@@ -6,20 +6,18 @@ copied out of the pool only when they are asked for.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedsynth.data import manifest as numbers
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import ClientData, Dataset, Schema
-from fedsynth.data.dealing import apportion
 from fedsynth.data.mixture import Mixture, mix
 from fedsynth.data.partition import PartitionConfig, divide, parse_partition
+from fedsynth.data.partition.allocation import apportion
 from fedsynth.data.sources import load_sources
 from fedsynth.data.splits import assert_disjoint, split_clients
 from fedsynth.errors import DataError, nearest
@@ -82,10 +80,6 @@ class FederatedData:
         bounds = self.bounds[self.position(client)]
         return int(bounds[1] - bounds[0])
 
-    def source_of(self, client: str) -> str:
-        """The name of the source that a client's examples come from."""
-        return self.source_names[self.client_sources[self.position(client)]]
-
     def counts(self, part: str = "train") -> np.ndarray:
         """Examples per client and class in one part: "train", "validation" or "test"."""
         if part == "test" and self.config.client_test == "source":
@@ -105,7 +99,7 @@ class FederatedData:
         """sha256 of the split: who has which example in which part."""
         return numbers.split_fingerprint(self.clients, self.rows, self.bounds, self.held_out)
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> numbers.Manifest:
         """Everything needed to recognise this split and to see how skewed it really is."""
         counts = {part: self.counts(part) for part in PARTS}
         sources = np.bincount(self.client_sources, minlength=len(self.source_names)).tolist()
@@ -124,18 +118,14 @@ class FederatedData:
                 "global_test": len(self.test),
                 "unused": int(unused),
             },
-            "train_sizes": numbers.size_summary(counts["train"].sum(axis=1)),
-            "skew": numbers.realised_skew(sum(counts.values(), start=np.zeros_like(counts["train"]))),
-            "counts": numbers.count_table(self.clients, counts),
+            "train_sizes": numbers.summarise_sizes(counts["train"].sum(axis=1)),
+            "skew": numbers.measure_skew(sum(counts.values(), start=np.zeros_like(counts["train"]))),
+            "counts": numbers.tabulate_counts(self.clients, counts),
         }
-
-    def save_manifest(self, path: Path | str) -> None:
-        """Write the manifest as JSON."""
-        Path(path).write_text(json.dumps(self.manifest(), indent=1) + "\n", encoding="utf-8")
 
 
 def load_federated(
-    data: DataConfig, partition: dict[str, Any] | PartitionConfig | None = None, seed: int = 0
+    data: DataConfig, partition: Mapping[str, object] | PartitionConfig | None = None, seed: int = 0
 ) -> FederatedData:
     """Read the data, fix the global test set, divide the rest over the clients, and split each client.
 
@@ -150,7 +140,7 @@ def load_federated(
     assert_disjoint(rows, len(mixture.pool), mixture.held_out)
     train = np.concatenate([rows[first:last] for first, last in bounds[:, :2]])
     return FederatedData(
-        pool=with_wrong_labels(mixture.pool, train, data.label_noise, mixture.schema.classes, seed),
+        pool=corrupt_labels(mixture.pool, train, data.label_noise, mixture.schema.classes, seed),
         clients=ids,
         rows=rows.astype(np.int32) if len(mixture.pool) < 2**31 else rows,
         bounds=bounds,
@@ -167,7 +157,7 @@ def load_federated(
     )
 
 
-def with_wrong_labels(pool: Dataset, rows: np.ndarray, share: float, classes: int, seed: int) -> Dataset:
+def corrupt_labels(pool: Dataset, rows: np.ndarray, share: float, classes: int, seed: int) -> Dataset:
     """The same examples, but a share of those at `rows` has the label of another class, drawn at random."""
     if not share or classes < 2:
         return pool
@@ -178,7 +168,7 @@ def with_wrong_labels(pool: Dataset, rows: np.ndarray, share: float, classes: in
     return Dataset(pool.x, labels)
 
 
-def _partition_config(partition: dict[str, Any] | PartitionConfig | None, mixture: Mixture) -> PartitionConfig:
+def _partition_config(partition: Mapping[str, object] | PartitionConfig | None, mixture: Mixture) -> PartitionConfig:
     if isinstance(partition, PartitionConfig):
         return partition
     table = dict(partition or {})

@@ -3,13 +3,58 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NotRequired, TypedDict
 
 import numpy as np
+from pydantic import JsonValue
 
 SAMPLE = 200
 SMOOTHING = 1e-3
 FULL_COUNTS = 2000
+
+
+class Skew(TypedDict):
+    """How different the clients are."""
+
+    missing_classes_mean: float
+    kl_mean: float
+    kl_smoothing: float
+    hellinger_mean: float
+    clients_compared: int
+
+
+class Sizes(TypedDict):
+    """How many training examples clients have."""
+
+    min: int
+    median: float
+    max: int
+
+
+class Counts(TypedDict):
+    """Examples per class in each part: of all clients together, and of each client."""
+
+    per_class: NotRequired[dict[str, list[int]]]
+    per_client: dict[str, dict[str, list[int]]] | None
+
+
+class Manifest(TypedDict):
+    """A split as it is written into a run's folder. What only a simulation knows is absent for sites of a network."""
+
+    data: NotRequired[dict[str, JsonValue]]
+    partition: NotRequired[dict[str, JsonValue]]
+    seed: NotRequired[int]
+    sites: NotRequired[dict[str, dict[str, JsonValue]]]
+    fingerprint: dict[str, str]
+    shape: list[int]
+    classes: list[str]
+    clients: int
+    clients_per_source: NotRequired[dict[str, int]]
+    examples: NotRequired[dict[str, int]]
+    train_sizes: NotRequired[Sizes]
+    skew: NotRequired[Skew]
+    counts: NotRequired[Counts]
 
 
 def split_fingerprint(ids: Sequence[str], rows: np.ndarray, bounds: np.ndarray, held_out: np.ndarray) -> str:
@@ -20,7 +65,7 @@ def split_fingerprint(ids: Sequence[str], rows: np.ndarray, bounds: np.ndarray, 
     return digest.hexdigest()
 
 
-def realised_skew(counts: np.ndarray) -> dict[str, object]:
+def measure_skew(counts: np.ndarray) -> Skew:
     """How different the clients are, from their counts (client x class).
 
     Divergences are means over ordered pairs of at most 200 clients, evenly spaced in the order of ids:
@@ -54,12 +99,12 @@ def _mean_of_pairs(table: np.ndarray) -> float:
     return float(np.maximum((table.sum() - np.trace(table)) / (clients * (clients - 1)), 0))
 
 
-def size_summary(sizes: np.ndarray) -> dict[str, object]:
+def summarise_sizes(sizes: np.ndarray) -> Sizes:
     """Smallest, median and largest."""
     return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
 
 
-def count_table(ids: Sequence[str], counts: dict[str, np.ndarray]) -> dict[str, object]:
+def tabulate_counts(ids: Sequence[str], counts: Mapping[str, np.ndarray]) -> Counts:
     """Counts per client and class for every part; only totals when there are more than 2,000 clients."""
     totals = {part: table.sum(axis=0).tolist() for part, table in counts.items()}
     if len(ids) > FULL_COUNTS:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsynth.data.arrays import read_npz
 from fedsynth.data.config import ClassList, DataConfig
 from fedsynth.data.dataset import Dataset, Schema
-from fedsynth.data.idx import read_idx_folder
-from fedsynth.data.known import KNOWN, find_known, read_known
-from fedsynth.data.pictures import read_image_folder
-from fedsynth.data.raw import Part, Raw, describe_shape, number_labels, resized
-from fedsynth.data.silos import read_clients
-from fedsynth.data.tables import read_csv, read_parquet
+from fedsynth.data.readers.arrays import read_npz
+from fedsynth.data.readers.client_folders import read_clients
+from fedsynth.data.readers.idx import read_idx_folder
+from fedsynth.data.readers.image_folders import read_image_folder
+from fedsynth.data.readers.public_sets import KNOWN, find_known, read_known
+from fedsynth.data.readers.raw import Part, Raw, describe_shape, number_labels, resize_images
+from fedsynth.data.readers.tables import read_csv, read_parquet
 from fedsynth.errors import ConfigError, DataError, nearest
 from fedsynth.seeding import generator
 
@@ -114,7 +114,7 @@ def _digits() -> Raw:
 
 def _prepare(name: str, raw: Raw, config: DataConfig, classes: ClassList | None, rng: np.random.Generator) -> Source:
     """Number the labels, resize, keep the wanted classes and the wanted amount, and take the fingerprint."""
-    raw = resized(raw, config.size, name)
+    raw = resize_images(raw, config.size, name)
     shapes = {part.x.shape[1:] for part in raw.parts()}
     if len(shapes) > 1:
         raise DataError(f"{name}: train and test examples differ in shape ({' and '.join(map(str, shapes))}).")
@@ -131,7 +131,7 @@ def _prepare(name: str, raw: Raw, config: DataConfig, classes: ClassList | None,
         train, test = _renumber(train, kept), _renumber(test, kept) if test is not None else None
         names = tuple(names[label] for label in kept)
     if config.limit is not None and config.limit < len(train):
-        rows = stratified_rows(train.y, config.limit, rng)
+        rows = sample_stratified(train.y, config.limit, rng)
         train, groups = train.subset(rows), groups[rows] if groups is not None else None
     schema = Schema(train.x.shape[1:], len(names), names)
     return Source(name, train, test, schema, groups, fingerprint(train, test, groups))
@@ -165,7 +165,7 @@ def _renumber(data: Dataset, kept: list[int]) -> Dataset:
     return replace(data, y=number[data.y])
 
 
-def stratified_rows(labels: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+def sample_stratified(labels: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     """`size` rows whose class counts are proportional to the whole (largest remainder), in order."""
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedsynth.data.sources import stratified_rows
+from fedsynth.data.sources import sample_stratified
 from fedsynth.errors import DataError
 from fedsynth.seeding import derive
 
@@ -112,7 +112,7 @@ def hold_out(
             f"data.global_test = {fraction} of {len(labels)} examples leaves a test or a train part empty; "
             "give more data or another fraction."
         )
-    rows = stratified_rows(labels, size, rng)
+    rows = sample_stratified(labels, size, rng)
     if groups is None:
         return rows
     held = np.zeros(len(labels), dtype=bool)

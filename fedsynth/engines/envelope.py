@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -39,18 +39,18 @@ def digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def sealed(body: bytes) -> ArrayRecord:
+def seal(body: bytes) -> ArrayRecord:
     """A body, ready to be put into any number of messages; Flower uploads it once."""
     return ArrayRecord({BODY: Array("uint8", (len(body),), "bytes", body)})
 
 
-def envelope(header: dict[str, Any], body: ArrayRecord) -> RecordDict:
+def pack(header: Mapping[str, object], body: ArrayRecord) -> RecordDict:
     """The content of a message."""
-    return RecordDict({BODY: body, HEADER: ConfigRecord({"json": json.dumps(header)})})
+    return RecordDict({BODY: body, HEADER: ConfigRecord({"json": json.dumps(dict(header))})})
 
 
-def opened(content: RecordDict) -> tuple[dict[str, Any], bytes]:
-    """The header and the body of a message; an `EnvelopeError` for anything that `envelope` did not make."""
+def unpack(content: RecordDict) -> tuple[dict[str, object], bytes]:
+    """The header and the body of a message; an `EnvelopeError` for anything that `pack` did not make."""
     try:
         text, arrays = content[HEADER]["json"], content[BODY]
         body = arrays[BODY].data  # type: ignore[union-attr]

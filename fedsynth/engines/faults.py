@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ class FaultConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    dropout: float = Field(0.0, ge=0, le=1, description="chance that a client cannot be reached for an ask")
+    dropout: float = Field(0.0, ge=0, le=1, description="chance that a client cannot be reached for a request")
     failure: float = Field(0.0, ge=0, le=1, description="chance that a client breaks down in the middle of a task")
     delay: float = Field(0.0, ge=0, description="simulated seconds a message takes, both ways together")
     seconds_per_example: float = Field(0.0, ge=0, description="simulated seconds of work per training example")
@@ -63,8 +64,8 @@ class FaultyEngine:
         clients: Sequence[str] = (),
     ) -> None:
         self.inner, self.config, self.seed, self.sizes = inner, config, seed, sizes
-        self.late = some_of(clients, config.late, seed, "late")
-        self.liars = some_of(clients, config.byzantine, seed, "byzantine") | set(config.liars)
+        self.late = choose_some(clients, config.late, seed, "late")
+        self.liars = choose_some(clients, config.byzantine, seed, "byzantine") | set(config.liars)
         self.clock = 0.0
         self._relay: str | None = None
         self._lanes: dict[str, float] = {}  # of the relay under way, how far each route has come
@@ -75,18 +76,19 @@ class FaultyEngine:
         if task == EVALUATION or all(client.startswith(SERVER) for client in requests):
             # The experimenter's look at the result and the server's own work are no part of what can fail here.
             return self.inner.ask(task, requests, deadline)
+        name = task.rsplit(".", 1)[-1]  # without its module: methods are compared under the same faults
         failures: dict[str, Failure] = {}
         spans: dict[str, tuple[float, float]] = {}
-        headers: dict[int, dict[str, Any]] = {}  # a broadcast is one request for all
+        headers: dict[int, Header] = {}  # a broadcast is one request for all
         for client, request in requests.items():
             if id(request) not in headers:
-                headers[id(request)] = header_of(request)
+                headers[id(request)] = read_header(request)
             header = headers[id(request)]
             if not spans:
-                self._begin(header.get("relay"))
-            lane = header.get("route", client)
+                self._begin(header.relay)
+            lane = client if header.route is None else header.route
             start = self._lanes.get(lane, self._began)
-            seconds, failure = self._fate(task, client, start, f"{header['step']}-{header['id']}")
+            seconds, failure = self._fate(name, client, start, f"{header.step}-{header.id}")
             self._lanes[lane] = start + seconds
             spans[client] = (start, start + seconds)
             if failure is not None:
@@ -95,8 +97,8 @@ class FaultyEngine:
         reached = {client: request for client, request in requests.items() if client not in failures}
         answers = self.inner.ask(task, reached, deadline) if reached else Answers()
         for client in self.liars & set(answers.replies):
-            rng = generator(self.seed, "lie", task, client, f"{headers[id(requests[client])]['step']}")
-            answers.replies[client] = Blob(with_lies(answers.replies[client].read(), self.config.lie, rng))
+            rng = generator(self.seed, "lie", name, client, f"{headers[id(requests[client])].step}")
+            answers.replies[client] = Blob(falsify(answers.replies[client].read(), self.config.lie, rng))
         answers.failures.update(failures)
         answers.spans = spans
         return answers
@@ -106,7 +108,7 @@ class FaultyEngine:
         self.inner.close()
 
     def _begin(self, relay: str | None) -> None:
-        """A new ask begins now, unless it is the next stop of the relay under way."""
+        """A new request begins now, unless it is the next stop of the relay under way."""
         if relay is None or relay != self._relay:
             self._relay, self._lanes, self._began = relay, {}, self.clock
 
@@ -138,23 +140,23 @@ class FaultyEngine:
         return max(began, config.delay) if config.deadline is None else limit
 
 
-def some_of(clients: Sequence[str], share: float, seed: int, what: str) -> frozenset[str]:
+def choose_some(clients: Sequence[str], share: float, seed: int, what: str) -> frozenset[str]:
     """An exact share of the clients; those of a smaller share are among those of a larger one."""
     order = generator(seed, "some of the clients", what).permutation(len(clients))
     return frozenset(clients[row] for row in order[: round(share * len(clients))])
 
 
-def with_lies(reply: bytes, lie: str, rng: np.random.Generator) -> bytes:
+def falsify(reply: bytes, lie: str, rng: np.random.Generator) -> bytes:
     """A reply whose tensors of numbers are something else; all else in it is as it was."""
     answer = decode(reply)
-    return encode({**answer, "fields": _turned(answer["fields"], lie, rng)}) if answer["ok"] else reply
+    return encode({**answer, "fields": _falsify_value(answer["fields"], lie, rng)}) if answer["ok"] else reply
 
 
-def _turned(value: Any, lie: str, rng: np.random.Generator) -> Any:
+def _falsify_value(value: Any, lie: str, rng: np.random.Generator) -> Any:
     if isinstance(value, dict):
-        return {name: _turned(item, lie, rng) for name, item in value.items()}
+        return {name: _falsify_value(item, lie, rng) for name, item in value.items()}
     if isinstance(value, list):
-        return [_turned(item, lie, rng) for item in value]
+        return [_falsify_value(item, lie, rng) for item in value]
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     if lie == "negated":
@@ -163,8 +165,18 @@ def _turned(value: Any, lie: str, rng: np.random.Generator) -> Any:
     return torch.from_numpy(strength * rng.standard_normal(tuple(value.shape))).to(value.dtype)
 
 
-def header_of(request: bytes) -> dict[str, Any]:
-    """What a request says about itself: which ask of the run it is (not the clock, which may stand still, nor a count,
+@dataclass(frozen=True)
+class Header:
+    """What a request says about itself: which one of the run it is (not the clock, which may stand still, nor a count,
     which a resume would lose), and which route of a relay."""
-    request_fields = decode(request)
-    return {name: request_fields[name] for name in ("step", "id", "relay", "route") if name in request_fields}
+
+    step: int
+    id: str
+    relay: str | None
+    route: str | None
+
+
+def read_header(request: bytes) -> Header:
+    """The header of an encoded request."""
+    content = decode(request)
+    return Header(content["step"], content["id"], content.get("relay"), content.get("route"))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedsynth.engines.envelope import EnvelopeError, action_of, digest, envelope, opened, sealed
+from fedsynth.engines.envelope import EnvelopeError, action_of, digest, pack, seal, unpack
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure, FailureKind
 
@@ -86,9 +86,9 @@ class FlowerEngine:
                     answers.failures[client] = Failure(client, "not sent", "it is not connected to the SuperLink")
                     continue
                 if id(body) not in bodies:
-                    bodies[id(body)] = digest(body), sealed(body)
+                    bodies[id(body)] = digest(body), seal(body)
                 key, record = bodies[id(body)]
-                content = envelope({"run": self.run, "site": client, "id": key}, record)
+                content = pack({"run": self.run, "site": client, "id": key}, record)
                 ttl = LONGEST if deadline is None else deadline + GRACE
                 messages[client] = Message(content, nodes[client], f"query.{action_of(task)}", ttl=ttl)
             ids = bounded(lambda: list(self.grid.push_messages(list(messages.values()))), end) if messages else []
@@ -116,7 +116,7 @@ class FlowerEngine:
             answers.failures[client] = _failure(client, reply)
             return
         try:
-            header, body = opened(reply.content)
+            header, body = unpack(reply.content)
         except EnvelopeError as error:
             answers.failures[client] = Failure(client, "task error", f"an unusable reply: {error}")
             return

@@ -5,14 +5,16 @@ client's own model. Validation parts serve selection; test parts are read by the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from fedsynth.data.dataset import Dataset, Schema
-from fedsynth.evaluation.fairness import over_clients, per_class
+from fedsynth.evaluation.fairness import score_classes, score_clients
+from fedsynth.evaluation.results import ClientScore, ClientScores, Evaluation, GlobalScores
 from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, task
+from fedsynth.federation.payload import Fields
 from fedsynth.federation.personal import personal_model
 from fedsynth.learning.models import ModelSpec, instantiate
 from fedsynth.learning.training import Tally, evaluate
@@ -21,13 +23,13 @@ from fedsynth.seeding import generator
 
 Part = Literal["validation", "test"]
 
-NO_TEST_SET = "the server has no test set; the clients judge the model on their own test parts"
+NO_TEST_SET = "the server has no test set; the clients evaluate the model on their own test parts"
 
 
 class Scores(Reply):
     """How a client's models do on its own data."""
 
-    scores: dict[str, dict[str, Any]] = leaves("right answers and examples per class, and the loss, on its own data")
+    scores: dict[str, Tally] = leaves("right answers and examples per class, and the loss, on its own data")
 
 
 @task
@@ -37,11 +39,11 @@ def score(
     spec: ModelSpec,
     parts: list[Part],
     personal: str = "",
-    settings: dict[str, Any] | None = None,
-    judge_global: bool = True,
+    settings: Fields | None = None,
+    evaluate_global: bool = True,
 ) -> Scores:
     """Count right answers of the global model, and of the client's own if the method has such."""
-    models: dict[str, Weights] = {"global": model} if judge_global else {}
+    models: dict[str, Weights] = {"global": model} if evaluate_global else {}
     if personal:
         models["personal"] = personal_model(personal, client, model, spec, settings or {})
     scores = {}
@@ -49,8 +51,7 @@ def score(
         net = instantiate(spec, client.schema.shape, client.schema.classes, weights).to(client.device)
         for part in parts:
             x, y = getattr(client.data, part).tensors()
-            tally = evaluate(net, x, y, client.schema.classes)
-            scores[f"{view}/{part}"] = {"correct": tally.correct, "total": tally.total, "loss": tally.loss}
+            scores[f"{view}/{part}"] = evaluate(net, x, y, client.schema.classes)
     return client.release(Scores(scores=scores))
 
 
@@ -68,24 +69,24 @@ def client_tallies(
         parts=list(parts),
         personal=outcome.personal,
         settings=outcome.personal_settings,
-        judge_global=outcome.model is not None and not outcome.no_global,
+        evaluate_global=outcome.model is not None and not outcome.no_global,
     )
     result: dict[str, dict[str, Tally]] = {}
     for client, reply in replies.items():
-        for key, row in reply.scores.items():
-            result.setdefault(key, {})[client] = Tally(row["correct"], row["total"], row["loss"])
+        for key, tally in reply.scores.items():
+            result.setdefault(key, {})[client] = tally
     return result
 
 
-def judges(fed: Federation, count: int) -> list[str]:
-    """The clients that judge a model: all, or the same sample of `count` (or none) whenever it is asked for."""
+def evaluators(fed: Federation, count: int) -> list[str]:
+    """The clients that evaluate a model: all, or the same sample of `count` (or none) whenever it is asked for."""
     if len(fed.clients) <= count:
         return list(fed.clients)
     rows = generator(fed.seed, "judges").choice(len(fed.clients), count, replace=False)
     return [fed.clients[row] for row in sorted(rows)]
 
 
-def judge_pooled(weights: Weights, spec: ModelSpec, schema: Schema, test: Dataset, device: str) -> Tally:
+def evaluate_pooled(weights: Weights, spec: ModelSpec, schema: Schema, test: Dataset, device: str) -> Tally:
     """The global model on the global test set, at the server."""
     net = instantiate(spec, schema.shape, schema.classes, weights).to(device)
     tally = Tally(np.zeros(schema.classes, int), np.zeros(schema.classes, int), 0.0)
@@ -103,29 +104,30 @@ def final_evaluation(
     test_sources: dict[str, np.ndarray],
     device: str,
     clients: int,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Everything a result shows: the global test, both client views, and every client's numbers."""
-    tallies = client_tallies(fed, outcome, spec, ["validation", "test"], to=judges(fed, clients))
-    judged = "personal" if outcome.personal else "global"
-    result: dict[str, Any] = {
-        "test": _global_view(fed, outcome, spec, test, test_sources, device),
-        "clients": {"view": judged, **over_clients(tallies.get(f"{judged}/test", {}))},
-        "validation": {"view": judged, **over_clients(tallies.get(f"{judged}/validation", {}))},
-        "views": {key: over_clients(by_client) for key, by_client in tallies.items()},
-        "per_client": {
-            key: {
-                client: {
-                    "accuracy": tally.accuracy,
-                    "balanced_accuracy": tally.balanced_accuracy,
-                    "examples": int(tally.total.sum()),
-                }
-                for client, tally in by_client.items()
-                if tally.total.sum() > 0
-            }
+    tallies = client_tallies(fed, outcome, spec, ["validation", "test"], to=evaluators(fed, clients))
+    view = "personal" if outcome.personal else "global"
+    views = {key: score_clients(by_client) for key, by_client in tallies.items()}
+    own, validation = (
+        views.get(f"{view}/{part}", ClientScores(n=0)).model_copy(update={"view": view})
+        for part in ("test", "validation")
+    )
+    return Evaluation(
+        test=_global_view(fed, outcome, spec, test, test_sources, device),
+        clients=own,
+        validation=validation,
+        views=views,
+        per_client={
+            key: {client: _client_score(tally) for client, tally in by_client.items() if tally.total.sum() > 0}
             for key, by_client in tallies.items()
         },
-    }
-    return result
+    )
+
+
+def _client_score(tally: Tally) -> ClientScore:
+    examples = int(tally.total.sum())
+    return ClientScore(accuracy=tally.accuracy, balanced_accuracy=tally.balanced_accuracy, examples=examples)
 
 
 def _global_view(
@@ -135,16 +137,17 @@ def _global_view(
     test: Dataset | None,
     sources: dict[str, np.ndarray],
     device: str,
-) -> dict[str, Any]:
+) -> GlobalScores:
     if outcome.model is None or outcome.no_global:
-        return {"accuracy": None, "class_variance": None, "reason": outcome.no_global}
+        return GlobalScores(accuracy=None, class_variance=None, reason=outcome.no_global)
     if test is None:
-        return {"accuracy": None, "class_variance": None, "reason": NO_TEST_SET}
+        return GlobalScores(accuracy=None, class_variance=None, reason=NO_TEST_SET)
     with torch.no_grad():
-        view = per_class(judge_pooled(outcome.model, spec, fed.schema, test, device))
-        if len(sources) > 1:
-            view["sources"] = {
-                name: per_class(judge_pooled(outcome.model, spec, fed.schema, test.subset(rows), device))
-                for name, rows in sources.items()
-            }
-    return view
+        scores = score_classes(evaluate_pooled(outcome.model, spec, fed.schema, test, device))
+        if len(sources) < 2:
+            return scores
+        by_source = {
+            name: score_classes(evaluate_pooled(outcome.model, spec, fed.schema, test.subset(rows), device))
+            for name, rows in sources.items()
+        }
+    return scores.model_copy(update={"sources": by_source})

@@ -1,9 +1,7 @@
-"""Experiment files: TOML sections with a default for every key, `key=value` overrides, errors that name the key."""
+"""What an experiment holds: sections with a default for every key, and errors that name the key."""
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +14,8 @@ from fedsynth.data.config import DataConfig, explain
 from fedsynth.data.partition import parse_partition
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.experiment.plugins import NAME_THEM, TRUST, beside, check_trusted, load_plugins
+from fedsynth.experiment.files import Tables, load_tables
+from fedsynth.experiment.plugins import load_plugins
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
 from fedsynth.privacy import PrivacyConfig
@@ -59,14 +58,16 @@ class EvaluationConfig(BaseModel):
         100, ge=0, description="clients that validate during training; a sample where there are more; 0: none is asked"
     )
     final_clients: int = Field(
-        10_000, ge=0, description="clients judged at the end; a sample where there are more; 0: none is asked"
+        10_000, ge=0, description="clients evaluated at the end; a sample where there are more; 0: none is asked"
     )
     class_counts: bool = Field(
         False,
         description="over a network: ask every site once for its class counts, exact and without a guarantee, so that "
         "the report can show who has what; simulations know them anyway",
     )
-    test_curve: bool = Field(False, description="also judge the global test set while training, as papers print it")
+    test_curve: bool = Field(
+        False, description="also evaluate on the global test set while training, as papers print it"
+    )
 
 
 class Experiment(BaseModel):
@@ -80,17 +81,17 @@ class Experiment(BaseModel):
     runs: Path = Field(Path("runs"), description="folder of the run folders")
     plugins: tuple[Path, ...] = Field((), description="Python files with methods, models or tasks of your own")
     data: DataConfig = Field(default_factory=DataConfig)
-    partition: dict[str, Any] = Field(default_factory=dict)
+    partition: Tables = Field(default_factory=dict)
     model: ModelSpec | None = None
     train: TrainConfig = Field(default_factory=TrainConfig)
-    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    method: Tables = Field(default_factory=lambda: {"name": "fedavg"})
     engine: EngineConfig = Field(default_factory=EngineConfig)
     faults: FaultConfig = Field(default_factory=FaultConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
 
     @model_validator(mode="after")
-    def _patience_is_told_of_progress(self) -> Experiment:
+    def _patience_needs_validation(self) -> Experiment:
         if self.train.patience is not None and not (self.evaluation.every and self.evaluation.clients):
             raise ValueError(
                 "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
@@ -99,7 +100,7 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _lies_can_be_told(self) -> Experiment:
+    def _single_replies_can_be_falsified(self) -> Experiment:
         if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
             raise ValueError(
                 "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "
@@ -118,7 +119,7 @@ class Experiment(BaseModel):
         return self.model or ModelSpec(name=find_method(self.method_name).model)
 
     def method_config(self) -> MethodConfig:
-        """The method's settings, with the training, the model and the protection put in."""
+        """The method's settings, with the training, the model and the privacy put in."""
         kind = find_method(self.method_name).config
         settings = {key: value for key, value in self.method.items() if key != "name"}
         allowed = kind.own_settings()
@@ -126,12 +127,12 @@ class Experiment(BaseModel):
             if key not in allowed:
                 raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
         try:
-            made: MethodConfig = kind(train=self.train, model=self.model_spec, privacy=self.privacy, **settings)
+            config: MethodConfig = kind(train=self.train, model=self.model_spec, privacy=self.privacy, **settings)
         except ValidationError as error:
             raise explain(error, f'method "{self.method_name}"', MethodConfig) from None
-        return made
+        return config
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> Tables:
         """Everything that decides the result, with defaults filled in; what a run folder keeps."""
         table = self.model_dump(mode="json")
         table["model"] = self.model_spec.model_dump(mode="json")
@@ -148,57 +149,6 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "evaluation": EvaluationConfig,
     "privacy": PrivacyConfig,
 }
-
-
-def read_experiment(file: Path, trust_plugins: bool = False, how: str = TRUST) -> dict[str, Any]:
-    """The tables of an experiment file, not yet checked.
-
-    A JSON file is the config of a run, which may be somebody else's: plug-ins that it names are refused unless the user
-    trusts them, in the way that `how` tells.
-    """
-    try:
-        text = file.read_text(encoding="utf-8")
-        tables = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-    except FileNotFoundError:
-        raise ConfigError(f'There is no file "{file}".') from None
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read as an experiment: {error}.") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-    if not isinstance(tables, dict):
-        raise ConfigError(f"{file} cannot be read as an experiment: it must hold one object.")
-    if "plugins" in tables:
-        tables["plugins"] = beside(tables["plugins"], file.parent)
-        check_trusted(file, trust_plugins or file.suffix != ".json", tables["plugins"], how=how)
-    engine = tables.get("engine")
-    if isinstance(engine, dict) and isinstance(engine.get("certificate"), str):
-        engine["certificate"] = str((file.parent / engine["certificate"]).absolute())
-    return tables
-
-
-def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Apply `key=value` words such as `train.rounds=5` or `method.name=fedprox` to an experiment's tables."""
-    result = json.loads(json.dumps(tables, default=str))
-    for word in assignments:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise ConfigError(f'"{word}" is not of the form key=value, such as train.rounds=5.')
-        *path, last = key.strip().split(".")
-        table = result
-        for part in path:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f'"{key}" cannot be set: "{part}" is a value, not a section.')
-        table[last] = _value(text.strip())
-    return dict(result)
-
-
-def _value(text: str) -> Any:
-    """A TOML value, or the text itself when it is not one (so that method.name=fedprox needs no quotes)."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def make_experiment(tables: Mapping[str, Any]) -> Experiment:
@@ -234,7 +184,7 @@ def _check_sections(tables: Mapping[str, Any]) -> None:
             raise explain(error, section, kind) from None
 
 
-def _chosen_method(methods: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen_method(methods: Mapping[str, Any], method: Mapping[str, Any]) -> Tables:
     chosen = {"name": "fedavg", **method}
     if not isinstance(chosen["name"], str):
         raise ConfigError(f"method: name = {chosen['name']!r} cannot be used: it must be the name of a method.")
@@ -248,10 +198,3 @@ def _chosen_method(methods: Mapping[str, Any], method: Mapping[str, Any]) -> dic
 def load_experiment(file: Path | None, assignments: Iterable[str] = ()) -> Experiment:
     """An experiment from a file (or from defaults alone) and overrides."""
     return make_experiment(load_tables(file, assignments))
-
-
-def load_tables(file: Path | None, assignments: Iterable[str] = ()) -> dict[str, Any]:
-    """The tables of an experiment file (or none) with overrides; plug-ins of a run must be among the overrides."""
-    words = list(assignments)
-    named = any(word.partition("=")[0].strip() == "plugins" for word in words)
-    return override(read_experiment(file, named, NAME_THEM) if file else {}, words)

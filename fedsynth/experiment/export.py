@@ -6,69 +6,69 @@ variables (MLFLOW_TRACKING_URI, WANDB_MODE …).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedsynth.errors import ConfigError
-from fedsynth.report.artifacts import flat
-from fedsynth.report.reading import RunRecord, read_run
+
+if TYPE_CHECKING:
+    from fedsynth.report.reading import RunRecord
 
 Tool = Literal["mlflow", "wandb"]
 
 
+@dataclass(frozen=True)
+class Export:
+    """What other tools are told of a run."""
+
+    name: str
+    settings: dict[str, object]
+    rounds: list[tuple[int, dict[str, float]]]
+    result: dict[str, float]
+
+
 def export_run(path: Path, to: Tool, project: str = "fedsynth") -> str:
     """Hand the settings, the metrics of every round and the result over; says where they are."""
-    run = read_run(path)
-    settings = {key: value for key, value in flat(run.config).items() if value is not None}
-    rounds = [(int(row["round"]), _numbers(row)) for row in run.metrics if "round" in row]
-    ends = {part: run.summary.get(part, {}) for part in ("test", "clients")}
-    result = {f"final/{key}": value for key, value in _numbers(ends).items()}
-    return (_to_mlflow if to == "mlflow" else _to_wandb)(run, project, settings, rounds, result)
+    from fedsynth.report.reading import read_run
 
-
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {
-        key: float(value)
-        for key, value in flat(row).items()
-        if key not in ("round", "phase") and isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
-def _to_mlflow(
-    run: RunRecord,
-    project: str,
-    settings: dict[str, Any],
-    rounds: list[tuple[int, dict[str, float]]],
-    result: dict[str, float],
-) -> str:
+    export = _read_export(read_run(path))
     try:
-        import mlflow
-    except ImportError:
-        raise ConfigError("mlflow is not installed: pip install 'fedsynth[mlflow]'.") from None
+        return _to_mlflow(export, project) if to == "mlflow" else _to_wandb(export, project)
+    except ImportError as error:
+        if error.name != to:
+            raise
+        raise ConfigError(f"{to} is not installed: pip install 'fedsynth[{to}]'.") from None
+
+
+def _read_export(run: RunRecord) -> Export:
+    from fedsynth.report.artifacts import flatten, numbers_of
+
+    settings = {key: value for key, value in flatten(run.config).items() if value is not None}
+    rounds = [(row.round, numbers_of(row.as_dict())) for row in run.metrics]
+    ends = run.summary.model_dump(include={"test", "clients"}, exclude_unset=True) if run.summary else {}
+    return Export(run.name, settings, rounds, {f"final/{key}": value for key, value in numbers_of(ends).items()})
+
+
+def _to_mlflow(export: Export, project: str) -> str:
+    import mlflow
+
     mlflow.set_experiment(project)
-    with mlflow.start_run(run_name=run.name) as begun:
-        mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
-        for round, numbers in rounds:
+    with mlflow.start_run(run_name=export.name) as begun:
+        mlflow.log_params({key: str(value)[:500] for key, value in export.settings.items()})
+        for round, numbers in export.rounds:
             mlflow.log_metrics(numbers, step=round)
-        mlflow.log_metrics(result)
+        mlflow.log_metrics(export.result)
         return f"run {begun.info.run_id} of the MLflow experiment {project} at {mlflow.get_tracking_uri()}"
 
 
-def _to_wandb(
-    run: RunRecord,
-    project: str,
-    settings: dict[str, Any],
-    rounds: list[tuple[int, dict[str, float]]],
-    result: dict[str, float],
-) -> str:
-    try:
-        import wandb
-    except ImportError:
-        raise ConfigError("wandb is not installed: pip install 'fedsynth[wandb]'.") from None
-    begun = wandb.init(project=project, name=run.name, config=settings, reinit="finish_previous")
-    for round, numbers in rounds:
+def _to_wandb(export: Export, project: str) -> str:
+    import wandb
+
+    begun = wandb.init(project=project, name=export.name, config=export.settings, reinit="finish_previous")
+    for round, numbers in export.rounds:
         begun.log(numbers, step=round)
-    begun.summary.update(result)
+    begun.summary.update(export.result)
     where = str(begun.dir)
     begun.finish()
     return f"a Weights & Biases run of {project}, kept in {where}"

@@ -9,16 +9,16 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import fedsynth
 from fedsynth.errors import ConfigError
+from fedsynth.evaluation.results import RunSummary
 from fedsynth.experiment.config import Experiment
 from fedsynth.federation.store import kept_secret, lock_of, write_json
 
@@ -37,7 +37,7 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, experiment: Experiment, source: str, manifest: dict[str, Any] | None) -> RunFolder:
+    def create(cls, experiment: Experiment, source: str, manifest: Mapping[str, object] | None) -> RunFolder:
         """A new folder with the resolved experiment, the versions and, if it is known yet, the manifest of the split.
 
         `source` names the data, in the folder's name.
@@ -114,9 +114,9 @@ class RunFolder:
         """The key of the run's privacy noise: with the private state, for a resume, until the run is done."""
         return kept_secret(self.path / SECRET)
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: RunSummary) -> None:
         """Write the summary; its presence says that the run is complete. Nobody needs the noise's key any more."""
-        write_json(self.path / "summary.json", summary)
+        write_json(self.path / "summary.json", summary.as_dict())
         key = self.path / SECRET
         for file in (key, lock_of(key)):
             file.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ def check_same_code(path: Path, plugins: Sequence[Path], accept_code_change: boo
         )
 
 
-def _begun_with(path: Path) -> dict[str, Any]:
+def _begun_with(path: Path) -> dict[str, str]:
     """The versions and hashes of config and code that a run began with."""
     try:
         kept = json.loads((path / "versions.json").read_text(encoding="utf-8"))
@@ -153,7 +153,7 @@ def check_same_split(path: Path, split: str) -> None:
         raise ConfigError(f'"{path}" was begun on other data: its split is not the one that the data gives now.')
 
 
-def fingerprint(config: dict[str, Any]) -> str:
+def fingerprint(config: Mapping[str, object]) -> str:
     """A hash of what decides the result."""
     decisive = {key: value for key, value in config.items() if key not in HOW_NOT_WHAT}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()

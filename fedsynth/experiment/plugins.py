@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError
-from fedsynth.federation.tasks import PLUGIN_PREFIX
 
 TRUST = "say --trust-plugins (in Python: trust_plugins=True)"
 NAME_THEM = "name them on the command line, such as 'plugins=[\"my_method.py\"]'"
@@ -51,7 +50,7 @@ def check_trusted(where: Path, trusted: bool, *lists: Any, how: str = TRUST) -> 
     )
 
 
-def beside(plugins: Any, folder: Path) -> Any:
+def find_beside(plugins: Any, folder: Path) -> Any:
     """Plugins named in an experiment file are looked for beside that file, then in the current folder."""
     if not isinstance(plugins, list):
         return plugins
@@ -59,7 +58,7 @@ def beside(plugins: Any, folder: Path) -> Any:
 
 
 def _load(file: Path) -> None:
-    name = f"{PLUGIN_PREFIX}{file.stem}"
+    name = f"fedsynth_plugins.{file.stem}"  # its last part names the tasks that are in it
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ConfigError(f'plugins: "{file}" is not a Python file.')

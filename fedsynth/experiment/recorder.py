@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,12 +12,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsynth.data.dataset import Dataset
-from fedsynth.evaluation.fairness import over_clients, per_class
-from fedsynth.evaluation.views import client_tallies, judge_pooled, judges
+from fedsynth.evaluation.fairness import score_classes, score_clients
+from fedsynth.evaluation.results import Best, MetricsRow, RoundTest, RoundValidation
+from fedsynth.evaluation.views import client_tallies, evaluate_pooled, evaluators
 from fedsynth.experiment.config import Experiment
 from fedsynth.federation import Federation, Outcome, State
 from fedsynth.federation.store import write_atomically, write_json
 from fedsynth.federation.timeline import COLUMNS
+from fedsynth.learning.training import Tally
 from fedsynth.learning.weights import Weights
 from fedsynth.report.csv_files import write_rows
 from fedsynth.report.plots import plot_samples
@@ -38,8 +41,8 @@ class Recorder:
     ) -> None:
         self.folder, self.experiment, self.test = folder, experiment, test
         self.device, self.progress = device, progress
-        self.rows: list[dict[str, Any]] = []
-        self.best: dict[str, Any] = {"round": 0, "accuracy": -1.0}
+        self.rows: list[MetricsRow] = []
+        self.best = Best(round=0, accuracy=-1.0)
         self.unimproved = 0
 
     @property
@@ -57,24 +60,23 @@ class Recorder:
         self.progress.phase(name, rounds, done)
 
     def round_done(self, fed: Federation, name: str, state: State) -> bool:
-        """Judge the round's model on validation parts, write a line, keep the best; True to stop early."""
-        row: dict[str, Any] = {
-            "round": fed.round,
-            "phase": name,
-            "seconds": round(fed.seconds, 3),
-            "bytes_up": fed.participation.bytes()["up"],
-            "bytes_down": fed.participation.bytes()["down"],
-            "client_epochs": fed.participation.client_epochs,
-            "failed": fed.participation.failed,
-        }
-        if fed.engine.clock:
-            row["simulated_seconds"] = fed.engine.clock
-        every = self.experiment.evaluation.every
+        """Evaluate the round's model on validation parts, write a line, keep the best; True to stop early."""
+        took_part, every = fed.participation, self.experiment.evaluation.every
+        row = MetricsRow(
+            round=fed.round,
+            phase=name,
+            seconds=round(fed.seconds, 3),
+            bytes_up=took_part.bytes()["up"],
+            bytes_down=took_part.bytes()["down"],
+            client_epochs=took_part.client_epochs,
+            failed=took_part.failed,
+            simulated_seconds=fed.engine.clock or None,
+        )
         if every and fed.round % every == 0:
-            row |= self._judge(fed, state)
+            row = row.model_copy(update=self._evaluate(fed, state))
         self._write(row)
         self.follow(fed)
-        accuracy = row.get("validation", {}).get("accuracy")
+        accuracy = row.validation.accuracy if row.validation else None
         self.progress.advance("" if accuracy is None else f"validation {accuracy:.1%}")
         whole = None if vars(state).get("personal") else vars(state).get("model")
         return self._improved_or_stop(accuracy, fed.round, whole)
@@ -106,57 +108,65 @@ class Recorder:
             f"{path.stem}_bytes": path.stat().st_size if path.exists() else 0
             for path in (self._metrics, self._timeline)
         }
-        return {**ends, "best": self.best, "unimproved": self.unimproved}
+        return {**ends, "best": self.best.as_dict(), "unimproved": self.unimproved}
 
     def restore(self, values: dict[str, Any]) -> None:
         """Drop what was written after the checkpoint; everything, when there is none yet."""
-        self.best, self.unimproved = values.get("best", self.best), values.get("unimproved", 0)
+        self.best, self.unimproved = Best(**values.get("best", self.best.as_dict())), values.get("unimproved", 0)
         for path in (self._metrics, self._timeline):
             with path.open("a+b") as file:
                 file.truncate(values.get(f"{path.stem}_bytes", 0))
-        self.rows = [json.loads(line) for line in self._metrics.read_text().splitlines()]
+        self.rows = read_metrics(self.folder)
 
     # -- its own ------------------------------------------------------------------------------------------------
 
-    def _judge(self, fed: Federation, state: State) -> dict[str, Any]:
+    def _evaluate(self, fed: Federation, state: State) -> dict[str, RoundValidation | RoundTest | None]:
         values = vars(state)
         model, personal = values.get("model"), values.get("personal", "")
         if model is None and not personal:
             return {}
-        outcome = Outcome(model, personal, no_global="judged per client" if personal else "")
+        outcome = Outcome(model, personal, no_global="evaluated per client" if personal else "")
         spec, config = self.experiment.model_spec, self.experiment.evaluation
-        by_view = client_tallies(fed, outcome, spec, ["validation"], to=judges(fed, config.clients))
-        tallies = by_view.get("personal/validation" if personal else "global/validation", {})
-        clients = over_clients(tallies)
-        result: dict[str, Any] = {}
-        if clients["n"]:
-            total = sum(int(tally.total.sum()) for tally in tallies.values())
-            result["validation"] = {
-                "accuracy": clients["pooled"],
-                "loss": sum(tally.loss for tally in tallies.values()) / total,
-                **{key: clients[key] for key in ("n", "mean", "variance", "worst")},
-            }
-        if config.test_curve and self.test is not None and model is not None and not personal:
-            view = per_class(judge_pooled(model, spec, fed.schema, self.test, self.device))
-            result["test"] = {key: view[key] for key in ("accuracy", "loss", "class_variance")}
-        return result
+        by_view = client_tallies(fed, outcome, spec, ["validation"], to=evaluators(fed, config.clients))
+        validation = _over_all(by_view.get("personal/validation" if personal else "global/validation", {}))
+        if not config.test_curve or self.test is None or model is None or personal:
+            return {"validation": validation}
+        found = score_classes(evaluate_pooled(model, spec, fed.schema, self.test, self.device))
+        test = RoundTest(accuracy=found.accuracy, loss=found.loss, class_variance=found.class_variance)
+        return {"validation": validation, "test": test}
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: MetricsRow) -> None:
         self.rows.append(row)
         with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(row.as_dict()) + "\n")
 
     def _improved_or_stop(self, accuracy: float | None, round: int, model: Weights | None) -> bool:
         if accuracy is None or math.isnan(accuracy):
             return False
-        if accuracy > self.best["accuracy"]:
-            self.best, self.unimproved = {"round": round, "accuracy": accuracy}, 0
+        if accuracy > self.best.accuracy:
+            self.best, self.unimproved = Best(round=round, accuracy=accuracy), 0
             if model is not None:
                 save_model(self.folder / "model-best.safetensors", model, self.experiment)
             return False
         self.unimproved += 1
         patience = self.experiment.train.patience
         return patience is not None and self.unimproved >= patience
+
+
+def _over_all(tallies: Mapping[str, Tally]) -> RoundValidation | None:
+    """The clients' validation parts together; None where nobody has one."""
+    found = score_clients(tallies)
+    if not found.n:
+        return None
+    loss = sum(tally.loss for tally in tallies.values()) / sum(int(tally.total.sum()) for tally in tallies.values())
+    spread = {"mean": found.mean, "variance": found.variance, "worst": found.worst}
+    return RoundValidation(accuracy=found.pooled, loss=loss, n=found.n, **spread)
+
+
+def read_metrics(folder: Path) -> list[MetricsRow]:
+    """The lines of a run's metrics.jsonl."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [MetricsRow.model_validate_json(line) for line in lines]
 
 
 def save_model(path: Path, weights: Weights, experiment: Experiment) -> None:

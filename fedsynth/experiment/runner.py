@@ -14,15 +14,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsynth.components.class_counts import report_counts
-from fedsynth.data.described import DescribedData, RunData
+from fedsynth.components.class_counts import count_classes
 from fedsynth.data.federated import FederatedData, load_federated
+from fedsynth.data.run_data import DescribedData, RunData
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
 from fedsynth.errors import ConfigError, UserError
+from fedsynth.evaluation.results import Best, DataSummary, Evaluation, MetricsRow, RunSummary
 from fedsynth.evaluation.views import final_evaluation
-from fedsynth.experiment.config import Experiment, make_experiment, read_experiment
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import read_run_config
 from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
 from fedsynth.experiment.plugins import plugin_files
 from fedsynth.experiment.progress import Quiet, make_progress
@@ -40,13 +42,15 @@ from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
 from fedsynth.seeding import Secret
 
+MOST_EXAMPLES = 10**12  # of a class: more is a mistake or a lie, and would not add up in 64 bits
+
 
 @dataclass
 class RunResult:
     """What a run gave: the summary, a line of metrics per round, the global weights and where all of it is kept."""
 
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    summary: RunSummary
+    metrics: list[MetricsRow]
     weights: Weights | None
     path: Path
     experiment: Experiment = field(repr=False)
@@ -174,7 +178,7 @@ def carry_out(
     shown: Quiet,
     **options: Any,
 ) -> RunResult:
-    """Run the method's program over an engine, judge what it gave, and leave the record in the folder.
+    """Run the method's program over an engine, evaluate what it gave, and leave the record in the folder.
 
     `options` are those of `Federation` that depend on where the clients are.
     """
@@ -191,20 +195,19 @@ def carry_out(
     )
     data = with_told_counts(experiment, data, fed, folder.path)
     outcome = find_method(experiment.method_name).program(fed, experiment.method_config())
-    judged = fed.once("final evaluation", lambda: _judge(fed, outcome, experiment, data, device))
+    evaluated = fed.once("final evaluation", lambda: _evaluate(fed, outcome, experiment, data, device).as_dict())
+    evaluation = Evaluation.model_validate(evaluated)
     seconds = fed.once("seconds", lambda: fed.seconds)
     recorder.follow(fed)
-    summary = summarise(experiment, data, fed, judged, seconds, recorder, folder.path)
+    summary = summarise(experiment, data, fed, evaluation, seconds, recorder.best, folder.path)
     whole = outcome.model is not None and not outcome.no_global
     if outcome.model is not None and whole:
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
-    write_record(folder.path, summary, recorder.rows, judged, fed.participation, data)
+    write_record(folder.path, summary, recorder.rows, evaluation, fed.participation, data)
     folder.finish(summary)
     write_report([folder.path])
-    schema = data.schema
-    return RunResult(
-        summary, recorder.rows, outcome.model, folder.path, experiment, schema.shape, schema.classes, whole
-    )
+    shape, classes = data.schema.shape, data.schema.classes
+    return RunResult(summary, recorder.rows, outcome.model, folder.path, experiment, shape, classes, whole)
 
 
 def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, path: Path) -> RunData:
@@ -219,6 +222,18 @@ def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, pat
     return known
 
 
+def report_counts(fed: Federation) -> dict[str, list[int]]:
+    """The exact class counts of the clients that release them, where they can be right."""
+    replies = fed.broadcast(count_classes, quorum=0.0)
+    return {c: reply.counts.tolist() for c, reply in replies.items() if _credible(reply.counts, fed.schema.classes)}
+
+
+def _credible(counts: np.ndarray, classes: int) -> bool:
+    """Whether these are numbers of examples at all."""
+    whole = counts.shape == (classes,) and counts.dtype.kind in "iu"
+    return whole and bool(counts.min() >= 0) and bool(counts.max() <= MOST_EXAMPLES)
+
+
 def policy_of(experiment: Experiment) -> Policy:
     """All must answer, unless the experiment says otherwise or schedules faults."""
     quorum = experiment.train.quorum
@@ -227,7 +242,7 @@ def policy_of(experiment: Experiment) -> Policy:
     return Policy(quorum, experiment.train.deadline, experiment.privacy.limit())
 
 
-def _judge(fed: Federation, outcome: Outcome, experiment: Experiment, data: RunData, device: str) -> dict[str, Any]:
+def _evaluate(fed: Federation, outcome: Outcome, experiment: Experiment, data: RunData, device: str) -> Evaluation:
     sources: dict[str, np.ndarray] = {}
     if data.test_sources is not None:
         sources = {name: np.flatnonzero(data.test_sources == i) for i, name in enumerate(data.source_names)}
@@ -239,50 +254,43 @@ def summarise(
     experiment: Experiment,
     data: RunData,
     fed: Federation,
-    judged: dict[str, Any],
+    evaluation: Evaluation,
     seconds: float,
-    recorder: Recorder,
+    best: Best,
     path: Path,
-) -> dict[str, Any]:
+) -> RunSummary:
     """The one object that `--json` prints."""
     took_part = fed.participation
-    return {
-        "method": experiment.method_name,
-        "seed": experiment.seed,
-        "test": judged["test"],
-        "clients": judged["clients"],
-        "validation": judged["validation"],
-        "views": judged["views"],
-        "best": recorder.best,
-        "rounds": fed.round,
-        "bytes": took_part.bytes(),
-        "client_epochs": took_part.client_epochs,
-        "server_seconds": round(took_part.server_seconds, 3),
-        "seconds": round(seconds, 3),
-        "simulated_seconds": fed.engine.clock or None,
-        "failures": took_part.failures,
-        "failed": took_part.failed,
-        "missed": missed_clients(took_part, data, experiment.evaluation.class_counts),
-        "notes": took_part.notes,
-        "privacy": took_part.ledger.rows(experiment.privacy.delta),
-        "secret_noise": fed.secret_noise,
-        "norm_buffers": experiment.train.norm_buffers,
-        "data": {
-            "name": "+".join(data.source_names),
-            "clients": len(data.clients),
-            "split": data.split_fingerprint(),
-        },
-        "run_dir": str(path),
-    }
+    return RunSummary(
+        method=experiment.method_name,
+        seed=experiment.seed,
+        test=evaluation.test,
+        clients=evaluation.clients,
+        validation=evaluation.validation,
+        views=evaluation.views,
+        best=best,
+        rounds=fed.round,
+        bytes=took_part.bytes(),
+        client_epochs=took_part.client_epochs,
+        server_seconds=round(took_part.server_seconds, 3),
+        seconds=round(seconds, 3),
+        simulated_seconds=fed.engine.clock or None,
+        failures=took_part.failures,
+        failed=took_part.failed,
+        missed=missed_clients(took_part, data, experiment.evaluation.class_counts),
+        notes=took_part.notes,
+        privacy=took_part.ledger.rows(experiment.privacy.delta),
+        secret_noise=fed.secret_noise,
+        norm_buffers=experiment.train.norm_buffers,
+        data=DataSummary(name="+".join(data.source_names), clients=len(data.clients), split=data.split_fingerprint()),
+        run_dir=str(path),
+    )
 
 
 def resume_run(
     path: Path, progress: bool | None = None, accept_code_change: bool = False, trust_plugins: bool = False
 ) -> RunResult:
     """Go on with a run from its folder. `trust_plugins`: the plug-ins that its config names may be executed."""
-    file = path / "config.json"
-    if not file.is_file():
-        raise ConfigError(f'"{path}" is not a run folder: it has no config.json.')
-    tables = read_experiment(file, trust_plugins)
+    tables = read_run_config(path, trust_plugins)
     check_same_code(path, plugin_files(tables.get("plugins") or ()), accept_code_change)  # before they are executed
     return run_experiment(make_experiment(tables), path, progress, accept_code_change)

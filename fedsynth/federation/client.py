@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsynth.data.dataset import ClientData, Schema
 from fedsynth.errors import FedsynthError
-from fedsynth.federation.payload import Sealed, encode
+from fedsynth.federation.payload import Fields, Sealed, encode
 from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import Reply, TaskError
 from fedsynth.learning.models import Classifier, ModelSpec, initial_model, instantiate
@@ -34,11 +34,11 @@ class PrivateState(MutableMapping[str, Any]):
 
     def __init__(self, store: StateStore, client: str, version: str | None) -> None:
         self._store, self._client, self._version = store, client, version
-        self._values: dict[str, Any] | None = None
+        self._values: Fields | None = None
         self.changed = False
         self.private_reads: set[str] = set()
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self) -> Fields:
         if self._values is None:
             self._values = self._store.read(self._client, self._version) if self._version else {}
         return self._values

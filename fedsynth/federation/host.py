@@ -15,7 +15,7 @@ import torch
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.client import Client, PrivateState
-from fedsynth.federation.payload import decode, encode, not_finite
+from fedsynth.federation.payload import Fields, decode, encode, not_finite
 from fedsynth.federation.port import POOLED, SERVER
 from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import TaskError, find_task
@@ -53,7 +53,7 @@ class Carried:
     that), and whether the task has looked at records or at what follows from them.
     """
 
-    answer: dict[str, Any]
+    answer: Fields
     keep: Callable[[], None] = lambda: None
     guarantees: Mapping[str, Guarantee] = field(default_factory=dict)
     looked: bool = True
@@ -82,7 +82,7 @@ class TaskHost:
             done = Carried(failure(error))
         return finished(done.answer, time.perf_counter() - started)
 
-    def carry_out(self, client_id: str, request: dict[str, Any]) -> Carried:
+    def carry_out(self, client_id: str, request: Fields) -> Carried:
         """Run the task of a request; an error becomes an answer that says so."""
         client: Client | None = None
         try:
@@ -112,7 +112,7 @@ class TaskHost:
         keep = (lambda: state.save(version, request["step"])) if version else (lambda: None)
         return Carried(answer, keep, client.guarantees, client.looked or bool(client.state.private_reads))
 
-    def _client(self, client_id: str, request: dict[str, Any]) -> Client:
+    def _client(self, client_id: str, request: Fields) -> Client:
         return Client(
             client_id,
             self._data_of(client_id),
@@ -135,13 +135,13 @@ class TaskHost:
         return ClientData(self.data.pooled("train"), self.data.pooled("validation"), self.data.pooled("test"))
 
 
-def failure(error: Exception) -> dict[str, Any]:
+def failure(error: Exception) -> Fields:
     """The answer of a task that failed."""
     trace = "".join(traceback.format_exception(error))
     return {"ok": False, "error": type(error).__name__, "message": str(error), "traceback": trace}
 
 
-def finished(answer: dict[str, Any], seconds: float) -> bytes:
+def finished(answer: Fields, seconds: float) -> bytes:
     """An answer as bytes, with the seconds that it took.
 
     That is a number of fixed width: the bytes of an answer are counted, and must be the same in every run.

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedsynth.errors import UserError
-from fedsynth.federation.payload import PayloadError, decode, encode
+from fedsynth.federation.payload import Fields, PayloadError, decode, encode
 from fedsynth.federation.store import KEPT_STEPS, write_atomically
 
 
@@ -24,7 +23,7 @@ class Journal:
         self.folder = folder
         self._in_memory: dict[str, bytes] = {}
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: Fields) -> None:
         """Make `step` the newest checkpoint and drop all but the last two."""
         if self.folder is None:
             return
@@ -35,7 +34,7 @@ class Journal:
             if int(path.stem) <= step - KEPT_STEPS:
                 path.unlink(missing_ok=True)
 
-    def latest(self, usable: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    def latest(self, usable: Callable[[Fields], bool]) -> Fields | None:
         """The newest checkpoint that can be read and is `usable`; None when the run has none yet."""
         if self.folder is None:
             return None
@@ -53,7 +52,7 @@ class Journal:
             raise UserError(f"No checkpoint in {self.folder / 'checkpoints'} can be read: start the run anew.")
         return None
 
-    def keep_phase(self, name: str, values: dict[str, Any]) -> None:
+    def keep_phase(self, name: str, values: Fields) -> None:
         """Keep what a finished phase left."""
         if self.folder is None:
             self._in_memory[name] = encode(values)
@@ -61,7 +60,7 @@ class Journal:
         (self.folder / "phases").mkdir(parents=True, exist_ok=True)
         write_atomically(self._phase(name), encode(values))
 
-    def phase(self, name: str) -> dict[str, Any]:
+    def phase(self, name: str) -> Fields:
         """What a finished phase left."""
         if self.folder is None:
             return decode(self._in_memory[name])

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation.federation import Federation
+from fedsynth.federation.payload import Fields
 from fedsynth.learning.weights import Weights
 
 
@@ -21,19 +22,19 @@ class Outcome:
 
     model: Weights | None
     personal: str = ""
-    personal_settings: dict[str, Any] = field(default_factory=dict)
+    personal_settings: Fields = field(default_factory=dict)
     no_global: str = ""
 
 
 WITHOUT_SYNTHESIS = "without synthesis"
 NOISE = "noise"
-"""Names of the two controls by which a method's gain is judged; a method may have others."""
+"""Names of the two controls by which a method's gain is evaluated; a method may have others."""
 
 
 @dataclass(frozen=True)
 class Method:
     """A registered method. `controls` maps the name of a control to the settings of the method that it changes;
-    `fedavg_when` are the settings with which it is FedAvg to the last bit, where there are any."""
+    `fedavg_when` are the settings with which it is FedAvg, bit-identical, where there are any."""
 
     name: str
     program: Callable[[Federation, Any], Outcome]
@@ -42,6 +43,7 @@ class Method:
     summary: str
     controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fedavg_when: Mapping[str, Any] | None = None
+    search: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 _METHODS: dict[str, Method] = {}
@@ -56,6 +58,7 @@ def method(
     model: str = "cnn",
     controls: Mapping[str, Mapping[str, Any]] | None = None,
     fedavg_when: Mapping[str, Any] | None = None,
+    search: Mapping[str, tuple[float, float]] | None = None,
     **beside: Any,
 ) -> Callable[[Registered], Registered]:
     """Register a server program, or a slot value that is a method by itself.
@@ -63,14 +66,15 @@ def method(
     `model` is the one its paper used, taken when an experiment names none. `controls` are variants that show where a
     gain comes from, as settings that differ from the method's own: `{"noise": {"synthetic": "noise"}}`; `compare
     --controls` runs them. `fedavg_when` are settings with which the method is FedAvg, bit-identical; `verify-method`
-    checks it. `beside` are values of other slots that belong to a slot value (`aggregator=ScaffoldServer`): the
-    method's settings are those of all of them.
+    checks it. `search` names the numbers that `compare --tune` tries, with the ends of their ranges (logarithmic).
+    `beside` are values of other slots that belong to a slot value (`aggregator=ScaffoldServer`): the method's settings
+    are those of all of them.
     """
 
     def register(target: Registered) -> Registered:
         summary = (target.__doc__ or "").strip().split("\n")[0]
         program, settings = (target, config) if config is not None else target.as_method(beside)  # type: ignore[attr-defined]
-        _METHODS[name] = Method(name, program, settings, model, summary, controls or {}, fedavg_when)
+        _METHODS[name] = Method(name, program, settings, model, summary, controls or {}, fedavg_when, search or {})
         return target
 
     return register

@@ -12,7 +12,7 @@ from fedsynth.federation.port import Failure
 from fedsynth.federation.timeline import Timeline
 from fedsynth.privacy import Guarantee, Ledger
 
-EVALUATION = "views.score"  # the task that judges models; what it sends is not a cost of the method
+EVALUATION = "views.score"  # the task that evaluates models; what it sends is not a cost of the method
 KEPT_FAILURES = 1000  # a long faulty run must not grow its checkpoints without bound; the total is always exact
 
 
@@ -49,11 +49,11 @@ class Participation:
     def bytes(self) -> dict[str, Any]:
         """Bytes up and down of the method itself, those of its evaluation apart, and both by task."""
         by_task = {t: {"up": self.bytes_up[t], "down": self.bytes_down[t]} for t in sorted(self.bytes_down)}
-        judging = by_task.get(EVALUATION, {"up": 0, "down": 0})
+        evaluation = by_task.get(EVALUATION, {"up": 0, "down": 0})
         return {
-            "up": self.bytes_up.total() - judging["up"],
-            "down": self.bytes_down.total() - judging["down"],
-            "evaluation": judging,
+            "up": self.bytes_up.total() - evaluation["up"],
+            "down": self.bytes_down.total() - evaluation["down"],
+            "evaluation": evaluation,
             "by_task": by_task,
         }
 
@@ -68,7 +68,7 @@ class Participation:
     def release(
         self, client: str, task: str, what: dict[str, str], fields: dict[str, Any], guarantees: dict[str, Guarantee]
     ) -> None:
-        """Enter what left a client in one reply: the fields that were not empty, or that a mechanism made so."""
+        """Enter what a client sent in one reply: the fields that were not empty, or that a mechanism made so."""
         left = {name: guarantees.get(name) for name in what if name in guarantees or not empty(fields[name])}
         self.ledger.record(client, task, left, what, evaluation=task == EVALUATION)
 

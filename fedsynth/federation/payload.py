@@ -24,6 +24,9 @@ from safetensors.torch import save as save_tensors
 
 from fedsynth.errors import FedsynthError
 
+Fields = dict[str, Any]
+"""Named values of a payload."""
+
 TREE = "fedsynth"
 MARK = "$"
 RESERVED = "__metadata__"  # where safetensors keeps the tree
@@ -44,7 +47,7 @@ class Sealed:
         self.tensors: dict[str, torch.Tensor] = {}
         self.tree = _pack(fields, "", self.tensors)
 
-    def opened(self) -> dict[str, Any]:
+    def opened(self) -> Fields:
         """The fields."""
         return {name: _unpack(value, self.tensors) for name, value in self.tree.items()}
 
@@ -54,7 +57,7 @@ class PayloadError(FedsynthError):
 
 
 def encode(fields: Mapping[str, Any]) -> bytes:
-    """Serialise named fields. The result decodes to equal values, to the last bit."""
+    """Serialise named fields. The result decodes to equal values, bit-identical."""
     tensors: dict[str, torch.Tensor] = {}
     try:
         tree = _pack(fields, "", tensors)
@@ -64,7 +67,7 @@ def encode(fields: Mapping[str, Any]) -> bytes:
     return save_tensors(tensors, metadata={TREE: text})
 
 
-def decode(blob: bytes) -> dict[str, Any]:
+def decode(blob: bytes) -> Fields:
     """Read what `encode` wrote; a `PayloadError` for anything else."""
     try:
         tensors = load_tensors(blob)
@@ -88,7 +91,7 @@ def _json(tree: Any) -> str:
     return json.dumps(tree, separators=(",", ":"))
 
 
-def _checksum(tree: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+def _checksum(tree: Fields, tensors: Mapping[str, torch.Tensor]) -> str:
     """Against damage by disks and cables, not by people. Always eight digits: the bytes of a payload are counted."""
     total = zlib.crc32(_json(tree).encode())
     for name in sorted(tensors):
@@ -129,7 +132,7 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     )
 
 
-def fields_of(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> Fields:
     """The fields of a dataclass by name, as they are."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from fedsynth.errors import FedsynthError, nearest
 from fedsynth.federation.client import Client
+from fedsynth.federation.payload import Fields
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
 
-Rule = Callable[[Client, Weights, ModelSpec, dict[str, Any]], Weights]
+Rule = Callable[[Client, Weights, ModelSpec, Fields], Weights]
 
 _RULES: dict[str, Rule] = {}
 
@@ -25,7 +25,7 @@ def personal(name: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def personal_model(name: str, client: Client, model: Weights, spec: ModelSpec, settings: dict[str, Any]) -> Weights:
+def personal_model(name: str, client: Client, model: Weights, spec: ModelSpec, settings: Fields) -> Weights:
     """A client's own weights by the named rule."""
     if name not in _RULES:
         raise FedsynthError(f'There is no rule for personal models called "{name}".{nearest(name, _RULES)}')

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsynth.federation.payload import decode
+from fedsynth.federation.payload import Fields, decode
 from fedsynth.federation.port import Blob, Failure
 from fedsynth.federation.tasks import Task
 
@@ -41,11 +41,11 @@ class Replies(Mapping[str, Any]):
 class Relayed:
     """A payload that went from client to client: where it has been and what it carries now."""
 
-    fields: dict[str, Any]
+    fields: Fields
     visited: list[str] = field(default_factory=list)
     failures: dict[str, Failure] = field(default_factory=dict)  # the last of each client
     tried: list[str] = field(default_factory=list)  # those who failed are among them
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each client, what is not handed on
+    reports: dict[str, Fields] = field(default_factory=dict)  # of each client, what is not handed on
 
     def arrive(self, client: str, replies: Replies, handed_on: Collection[str]) -> None:
         """Take what one client made of the payload, or note that it did not."""

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedsynth.errors import FedsynthError
-from fedsynth.federation.payload import PayloadError, decode, encode
+from fedsynth.federation.payload import Fields, PayloadError, decode, encode
 
 LONGEST_NAME = 200
 SECRET_BYTES = 32
@@ -34,7 +34,7 @@ class StateStore:
     def __init__(self, folder: Path, sync: bool = False) -> None:
         self.folder, self.sync = folder, sync
 
-    def read(self, client: str, version: str) -> dict[str, Any]:
+    def read(self, client: str, version: str) -> Fields:
         """The values of one version; a sentence that names the client if it cannot be read."""
         path = self._path(client, version)
         try:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedsynth.errors import FedsynthError, UserError, nearest
+from fedsynth.federation.payload import Fields
 
 if TYPE_CHECKING:
     from fedsynth.federation.trials import TrialMaker
 
 _REGISTRY: dict[str, Task] = {}
 RAW = "raw"
-PLUGIN_PREFIX = "fedsynth_plugin_"  # begins the names of modules that plug-ins are imported as
 
 
 class TaskError(FedsynthError):
@@ -43,7 +43,7 @@ class Reply(Message):
             if not field.description:
                 raise TaskError(f"{cls.__name__}.{name} must say what leaves the client: use leaves('…').")
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """The fields by name, as they are (no copies)."""
         return {name: getattr(self, name) for name in type(self).model_fields}
 
@@ -72,7 +72,7 @@ class Task:
         if not (isinstance(self.reply_type, type) and issubclass(self.reply_type, Reply)):
             raise TaskError(f'The task "{self.name}" must be annotated to return a subclass of Reply.')
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        fields: dict[str, Any] = {
+        fields: Fields = {
             p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default) for p in parameters
         }
         config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -119,21 +119,18 @@ class Task:
 
 def qualified_name(function: Callable[..., Reply]) -> str:
     """A task's name: its module, without the package and its room, and its function ("fedavg.train")."""
-    module = function.__module__.removeprefix(PLUGIN_PREFIX)
-    parts = module.split(".")
+    parts = function.__module__.split(".")
     return ".".join([*(parts[2:] if parts[0] == "fedsynth" else parts[-1:]), function.__name__])
 
 
 def task(function: Callable[..., Reply]) -> Task:
     """Register a function as a client task under its qualified name."""
-    made = Task(function)
-    known = _REGISTRY.get(made.name)
+    new = Task(function)
+    known = _REGISTRY.get(new.name)
     if known is not None and known.function.__module__ != function.__module__:
-        raise TaskError(
-            f'Two tasks are called "{made.name}": in {known.function.__module__} and {function.__module__}.'
-        )
-    _REGISTRY[made.name] = made
-    return made
+        raise TaskError(f'Two tasks are called "{new.name}": in {known.function.__module__} and {function.__module__}.')
+    _REGISTRY[new.name] = new
+    return new
 
 
 def all_tasks() -> list[Task]:

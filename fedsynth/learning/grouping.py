@@ -78,6 +78,16 @@ def similar_groups(distributions: np.ndarray, groups: int, rng: np.random.Genera
     return _as_lists(_repaired(points, best, groups))
 
 
+def choose_generators(client_mix: np.ndarray, mixes: list[np.ndarray], j: int) -> list[int]:
+    """The J groups whose class mix diverges most from the client's, the farthest first; all where there are fewer.
+
+    KL(group ‖ client) is large where a group has what the client lacks. The other way round it would be large where the
+    group lacks what the client has, which is of no use to it.
+    """
+    divergence = kl(np.stack(mixes), np.asarray(client_mix))
+    return [int(group) for group in np.argsort(-divergence, kind="stable")[:j]]
+
+
 def _k_means(points: np.ndarray, groups: int, rng: np.random.Generator) -> tuple[np.ndarray, float]:
     """Group of every point, and the sum of squared distances to the centres, from one random start."""
     from sklearn.cluster import KMeans  # takes a second to import, and few runs need it

@@ -101,17 +101,13 @@ def build_model(spec: ModelSpec, shape: Shape, classes: int, seed: int | None = 
 
 
 class Examples(Protocol):
-    """What is to be classified."""
+    """What is to be classified: the shape of an example, and the number of classes."""
 
     @property
-    def shape(self) -> Shape:
-        """Shape of an example."""
-        ...
+    def shape(self) -> Shape: ...
 
     @property
-    def classes(self) -> int:
-        """Number of classes."""
-        ...
+    def classes(self) -> int: ...
 
 
 def initial_model(seed: int, spec: ModelSpec, schema: Examples) -> Classifier:
@@ -298,9 +294,5 @@ def resnet18(spec: ModelSpec, shape: Shape) -> Body:
     if len(widths) != 4:
         raise ConfigError(f'model.channels of "resnet18" needs 4 numbers, one a stage, not {len(widths)}.')
     channels, _, _ = _require_image(spec, shape, smallest=4)
-    norm = _norm_layer(spec, "batch", nn.BatchNorm2d) or _no_norm
+    norm = _norm_layer(spec, "batch", nn.BatchNorm2d) or nn.Identity
     return resnet18_body(channels, widths, norm), widths[-1]
-
-
-def _no_norm(channels: int) -> nn.Module:
-    return nn.Identity()

@@ -11,7 +11,7 @@ from fedsynth.learning.weights import BATCH_NORMS
 
 
 def measure_batch_norm(model: nn.Module, x: Tensor, batch_size: int = 512) -> None:
-    """Set the running statistics of every BatchNorm layer to their mean over batches of `x`, alike in size.
+    """Set the running statistics of every BatchNorm layer to their mean over batches of `x`, equal in size.
 
     Fewer than two examples have no spread to measure: they leave the statistics as they are.
     """

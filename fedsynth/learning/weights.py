@@ -71,18 +71,3 @@ def norm_entries(model: nn.Module) -> set[str]:
 def buffer_entries(model: nn.Module) -> set[str]:
     """Names of the entries that are not trained, such as BatchNorm's running statistics."""
     return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
-
-
-def float_entries(weights: Mapping[str, torch.Tensor]) -> set[str]:
-    """Names of the entries that can be averaged; BatchNorm's batch counter, an integer, is not one."""
-    return {name for name, tensor in weights.items() if tensor.is_floating_point()}
-
-
-def count_parameters(model: nn.Module) -> int:
-    """How many numbers training may change."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def weight_bytes(weights: Mapping[str, torch.Tensor]) -> int:
-    """How many bytes the weights take, uncompressed."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())

@@ -32,7 +32,7 @@ from fedsynth.components.slots import AggregationContext, PostAggregation
 from fedsynth.federation import Client, Reply, leaves, method, task
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
-from fedsynth.synthesis.inversion import Inversion, chosen_by_consensus, consensus, invert
+from fedsynth.synthesis.inversion import Inversion, choose_by_consensus, consensus, invert
 
 NOTHING_MORE = (
     "Interior points are post-processing of the shared weights: they add no leak beyond them and remove none."
@@ -49,7 +49,7 @@ PICTURED = 10  # rounds, before the points are shown
 
 
 class InteriorSettings(PublishedForm, TuningSettings):
-    """How points are made and used."""
+    """How points are synthesised and used."""
 
     published: ClassVar[dict[str, Any]] = {"image_optimizer": "sgd", "clamp": False, "tune_rate": 1.0}
 
@@ -81,11 +81,11 @@ CONTROLS: Controls = {
 }
 
 
-@method("agg_enhance", model="agg_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0})
+@method(
+    "agg_enhance", model="agg_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0}, search={"tune_rate": (0.02, 1.0)}
+)
 class InteriorPoints(InteriorSettings, Scheduled, PostAggregation, name="interior_points"):
     """The server tunes the aggregate on class interior points of the received models."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.02, 1.0)}
 
     @property
     def asks_clients(self) -> bool:
@@ -114,18 +114,18 @@ class InteriorPoints(InteriorSettings, Scheduled, PostAggregation, name="interio
     def best_points(self, context: AggregationContext, start: Tensor) -> Tensor | None:
         """Algorithm 2, lines 5 to 21: a candidate of every model for every class, and the best for each class."""
         fed, labels = context.fed, torch.arange(len(start))
-        made = self.candidates_of_clients(context, start) if self.secure else self.candidates(context, start)
-        if not made:
+        found = self.candidates_of_clients(context, start) if self.secure else self.candidates(context, start)
+        if not found:
             return None
-        candidates = torch.stack(list(made.values()))
+        candidates = torch.stack(list(found.values()))
         if self.choice == "random":
             scores = torch.from_numpy(fed.rng("random choice").random(candidates.shape[0] * candidates.shape[1]))
         else:
-            found = self.scores(context, list(made), candidates.flatten(0, 1), labels.repeat(len(made)))
-            if found is None:
+            scored = self.scores(context, list(found), candidates.flatten(0, 1), labels.repeat(len(found)))
+            if scored is None:
                 return None
-            scores = found
-        return chosen_by_consensus(candidates, scores)
+            scores = scored
+        return choose_by_consensus(candidates, scores)
 
     def scores(self, context: AggregationContext, clients: list[str], images: Tensor, labels: Tensor) -> Tensor | None:
         """Every candidate's summed probability of its class, over the models that predict it."""

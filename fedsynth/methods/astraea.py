@@ -1,5 +1,5 @@
 """Astraea (Duan et al. 2021, *Self-balancing federated learning with global imbalanced data in mobile systems*; as
-GANDALF compares with it, section 5.3.1): classes are balanced over the federation, then clients train in turn.
+GANDALF compares with it, section 5.3.1): classes are balanced over the federation, then clients train sequentially.
 
 (i) Z-score-based augmentation. The server adds up the class counts C of all clients; m and s are their mean and
 (sample) standard deviation over the classes, and z = (C − m) / s. A class with z < −1/T is rare, one with z > T common.
@@ -24,12 +24,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.class_counts import class_counts
+from fedsynth.components.samples import Samples
 from fedsynth.components.sequential import SequentialConfig, SequentialLoop
 from fedsynth.components.settings import PublishedForm
-from fedsynth.components.synthetic_data import KeptSamples
-from fedsynth.components.synthetic_samples import Samples, keep_samples
+from fedsynth.components.synthetic_store import KeptSamples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
 from fedsynth.learning.grouping import balanced_groups
 from fedsynth.synthesis.static import Static, fill_classes
@@ -70,12 +69,10 @@ def rows_left(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) 
     return np.sort(np.concatenate(kept))
 
 
-class AstraeaConfig(CopySettings, PublishedForm, SequentialConfig):
+class AstraeaConfig(Static, PublishedForm, SequentialConfig):
     """Settings of Astraea."""
 
     published: ClassVar[dict[str, Any]] = {"flip": True, "order": "fixed"}
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"threshold": (0.5, 5.0)}
 
     augment: bool = Field(True, description="balance the classes; false: train sequentially only")
     threshold: float = Field(3.0, gt=0, description="T: classes with z above T shrink, below −1/T grow")
@@ -89,6 +86,7 @@ class AstraeaConfig(CopySettings, PublishedForm, SequentialConfig):
     config=AstraeaConfig,
     controls={"without synthesis": {"augment": False}},
     fedavg_when={"augment": False, "mediators": 10**6},
+    search={"threshold": (0.5, 5.0)},
 )
 def astraea(fed: Federation, cfg: AstraeaConfig) -> Outcome:
     """Classes are balanced by augmented copies; in groups with an even mix clients train sequentially."""

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from fedsynth.components.local_training import train
 from fedsynth.components.loop import Loop, LoopConfig
-from fedsynth.components.synthetic_data import KeptSamples
+from fedsynth.components.synthetic_store import KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
 from fedsynth.federation.personal import personal

@@ -14,8 +14,6 @@ part of G may hold examples of its own; they count twice there.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from pydantic import Field
@@ -23,8 +21,8 @@ from torch import Tensor
 
 from fedsynth.components.class_counts import class_counts
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
-from fedsynth.components.synthetic_data import KeptSamples
-from fedsynth.components.synthetic_samples import Samples, keep_samples
+from fedsynth.components.samples import Samples
+from fedsynth.components.synthetic_store import KeptSamples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.synthesis.class_balance import split_exactly
 
@@ -57,13 +55,11 @@ def keep_shared(client: Client, samples: Samples) -> Done:
 class DataSharingConfig(LoopConfig):
     """Settings of data sharing; the defaults are GANDALF's."""
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"part": (0.05, 1.0)}
-
     share: float = Field(0.2, ge=0, le=1, description="size of the shared set, as a share of all data; 0 is FedAvg")
     part: float = Field(0.2, ge=0, le=1, description="share of the shared set that each client gets; 0 is FedAvg")
 
 
-@method("data_sharing", config=DataSharingConfig, fedavg_when={"share": 0.0})
+@method("data_sharing", config=DataSharingConfig, fedavg_when={"share": 0.0}, search={"part": (0.05, 1.0)})
 def data_sharing(fed: Federation, cfg: DataSharingConfig) -> Outcome:
     """Clients give real examples to a shared set and train on a part of it beside their own."""
     Loop(fed, cfg, local_data=KeptSamples())  # mistakes are found before anything leaves a client

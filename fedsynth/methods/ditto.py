@@ -21,13 +21,12 @@ from fedsynth.learning.training import CrossEntropy, Objective, fit
 from fedsynth.learning.weights import load_weights, weights_of
 
 
-@method("ditto")
+@method("ditto", search={"lam": (0.02, 2.0)})
 class DittoObjective(LocalObjective, name="ditto"):
     """FedAvg, and a personal model for each client that is drawn towards the global one."""
 
     # The client's own model is trained near the received one, then the received one on cross-entropy.
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"lam": (0.02, 2.0)}
     personal: ClassVar[str] = "alone"
 
     unprotected: ClassVar[str] = "the client's own model is trained on its data without protection"

@@ -13,8 +13,6 @@ With weight 0 and no seeds it is `local`, bit-identical. Real images leave clien
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -23,8 +21,9 @@ from torch import Tensor, nn
 
 from fedsynth.components.ablations import draw_real_samples
 from fedsynth.components.personal_training import ALONE, train_further
+from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import MethodConfig
-from fedsynth.components.synthetic_samples import Samples, as_bytes, keep_samples, train_examples
+from fedsynth.components.synthetic_store import keep_samples, train_examples
 from fedsynth.federation import Client, Done, Federation, Message, Outcome, Reply, State, leaves, method, task
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
@@ -38,8 +37,6 @@ from fedsynth.synthesis.static import Static, fill_classes
 
 class FaugConfig(MethodConfig):
     """FAug's settings."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"distillation": (0.01, 1.0)}
 
     seeds: int = Field(5, ge=0, description="real examples of each class that a client sends to the server; 0: none")
     gan_steps: int = Field(1000, ge=0, description="generator steps of the server's GAN")
@@ -118,7 +115,7 @@ def mean_scores(client: Client, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     return sums / counts.clamp(min=1)[:, None], counts
 
 
-@method("faug", config=FaugConfig, model="pfl_cnn")
+@method("faug", config=FaugConfig, model="pfl_cnn", search={"distillation": (0.01, 1.0)})
 def faug(fed: Federation, cfg: FaugConfig) -> Outcome:
     """A GAN of everybody's seed images tops up rare classes, and clients distil each other's mean scores."""
     if cfg.seeds:

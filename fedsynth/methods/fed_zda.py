@@ -6,9 +6,9 @@ model and trains on them and its own. Fed-ZDAS (algorithm 3): the server makes a
 and tunes the average on their union. Both at once, or in turns, is the paper's future work.
 
 Deviations: Adam on the images, which the paper does not name (with SGD hardly any image is recognised). BatchNorm's
-stored statistics are kept free of made images (`keep_statistics`): a client measures them on its own examples after
-training, and the server's tuning leaves them alone. The paper does not say so; without it the images spoil the
-statistics of the average, at the clients more than they teach it. Nor does it say how many images are made or how long
+stored statistics are kept free of synthetic images (`keep_statistics`): a client measures them on its own examples
+after training, and the server's tuning leaves them alone. The paper does not say so; without it the images spoil the
+statistics of the average, at the clients more than they teach it. Nor does it say how many there are or how long
 the server tunes: settings. The claimed (0, δ)-privacy does not hold; what holds is that images are post-processing of
 weights that were shared anyway.
 """
@@ -24,11 +24,11 @@ from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
 from fedsynth.components.loop import LoopConfig, federated_loop
+from fedsynth.components.samples import Samples
 from fedsynth.components.schedule import NEVER, Scheduled
 from fedsynth.components.server_work import TuningSettings, classify_images, invert_model, tune_at_server
 from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
-from fedsynth.components.synthetic_samples import Samples
 from fedsynth.federation import Client, Federation, Outcome, method
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.statistics import measure_batch_norm
@@ -47,7 +47,7 @@ UNPROTECTED = (
 
 
 class ZeroShotSettings(BaseModel):
-    """How images are made."""
+    """How images are synthesised."""
 
     per_class: int = Field(5, ge=1, description="images of each class that one model makes")
     amounts: Literal["balanced", "missing"] = Field(
@@ -82,7 +82,7 @@ CONTROLS: Controls = {
 
 @method("fed_zdac", model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
 class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
-    """Clients train on their own data and on images made from the received model."""
+    """Clients train on their own data and on images synthesised from the received model."""
 
     unprotected: ClassVar[str] = UNPROTECTED
 
@@ -112,11 +112,11 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
             measure_batch_norm(net, client.data.train.tensors()[0])
 
 
-@method("fed_zdas", model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0})
+@method(
+    "fed_zdas", model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0}, search={"tune_rate": (0.05, 1.0)}
+)
 class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, PostAggregation, name="zero_shot"):
-    """The server tunes the average on images made from each received model."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.05, 1.0)}
+    """The server tunes the average on images synthesised from each received model."""
 
     unprotected: ClassVar[str] = UNPROTECTED
 
@@ -174,14 +174,19 @@ def first_of_each(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, T
 class ZdaConfig(ZeroShotSettings, TuningSettings, Scheduled, LoopConfig):
     """Settings of both together."""
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tune_rate": (0.05, 1.0)}
-
     turns: Literal["both", "alternate"] = Field(
         "both", description="clients and server in every round, or in turns (clients first)"
     )
 
 
-@method("fed_zda", config=ZdaConfig, model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
+@method(
+    "fed_zda",
+    config=ZdaConfig,
+    model="zda_cnn",
+    controls=CONTROLS,
+    fedavg_when={"start_round": 10**6},
+    search={"tune_rate": (0.05, 1.0)},
+)
 def fed_zda(fed: Federation, cfg: ZdaConfig) -> Outcome:
     """Images from models at clients and at the server, together or in turns."""
     turn = {"every": 2 * cfg.every} if cfg.turns == "alternate" else {}

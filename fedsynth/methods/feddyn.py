@@ -46,13 +46,11 @@ def _linear(local: LocalContext) -> Weights:
     return linear
 
 
-@method("feddyn", objective=DynamicObjective)
+@method("feddyn", objective=DynamicObjective, search={"alpha": (1e-3, 1.0)})
 class DynamicServer(Aggregator, name="feddyn"):
     """Dynamic regularisation: local optima are drawn to the global one."""
 
     # The plain mean, corrected by the server's own linear term.
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"alpha": (1e-3, 1.0)}
 
     unprotected: ClassVar[str] = DynamicObjective.unprotected
 

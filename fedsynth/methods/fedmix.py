@@ -11,8 +11,6 @@ one image sends none. The averages are real images blended, released without pro
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -77,14 +75,12 @@ class MixupObjective(LocalObjective, name="mean_mixup"):
 class FedMixConfig(LoopConfig):
     """FedMix's settings; 0.05 is FedDPMS's choice for the comparison."""
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"ratio": (0.01, 0.5)}
-
     ratio: float = Field(0.05, ge=0, lt=1, description="mixup ratio λ")
     mean_of: int = Field(10, ge=2, description="images in one average (M_k)")
     limit: int = Field(1000, ge=1, description="averages kept by every client")
 
 
-@method("fedmix", config=FedMixConfig, fedavg_when={"ratio": 0.0})
+@method("fedmix", config=FedMixConfig, fedavg_when={"ratio": 0.0}, search={"ratio": (0.01, 0.5)})
 def fedmix(fed: Federation, cfg: FedMixConfig) -> Outcome:
     """Mixup with averaged images that clients exchange once."""
     objective = MixupObjective(ratio=cfg.ratio)

@@ -6,8 +6,6 @@ FedAvg, bit-identical.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from fedsynth.components.slots import LocalContext, LocalObjective
@@ -16,11 +14,9 @@ from fedsynth.learning.objectives import Proximal
 from fedsynth.learning.training import Objective
 
 
-@method("fedprox", fedavg_when={"mu": 0.0})
+@method("fedprox", fedavg_when={"mu": 0.0}, search={"mu": (1e-4, 1.0)})
 class ProximalObjective(LocalObjective, name="proximal"):
     """FedAvg whose clients stay near the global model (proximal term)."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
 
     mu: float = Field(0.001, ge=0, description="weight of the proximal term")  # FedDPMS's choice for the comparison
 

@@ -27,11 +27,9 @@ from fedsynth.learning.training import Objective
 from fedsynth.privacy.dpsgd import Loss
 
 
-@method("logit_adjustment", fedavg_when={"tau": 0.0})
+@method("logit_adjustment", fedavg_when={"tau": 0.0}, search={"tau": (0.1, 2.0)})
 class LogitAdjustedObjective(LocalObjective, name="logit_adjusted"):
     """FedAvg whose clients allow for their own class shares in the loss."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tau": (0.1, 2.0)}
 
     by_record: ClassVar[bool] = True
 

@@ -9,7 +9,6 @@ FedAvg, bit-identical.
 from __future__ import annotations
 
 import copy
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -21,11 +20,9 @@ from fedsynth.learning.training import FitResult, Objective
 from fedsynth.learning.weights import Weights, load_weights, weights_of
 
 
-@method("moon", fedavg_when={"mu": 0.0})
+@method("moon", fedavg_when={"mu": 0.0}, search={"mu": (0.1, 10.0)})
 class ContrastiveObjective(LocalObjective, name="contrastive"):
     """FedAvg with a contrastive term between the client's, the global and the previous model."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"mu": (0.1, 10.0)}
 
     mu: float = Field(1.0, ge=0, description="weight of the contrastive term (the paper tries 1, 5, 10)")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive term")

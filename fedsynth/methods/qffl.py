@@ -40,13 +40,11 @@ class ReportLoss(LocalObjective, name="report_loss"):
         return {"loss_before": torch.tensor(loss, dtype=torch.float64)}
 
 
-@method("qffl", fedavg_when={"q": 0.0}, objective=ReportLoss)
+@method("qffl", fedavg_when={"q": 0.0}, objective=ReportLoss, search={"q": (0.01, 5.0)})
 class FairMean(Aggregator, name="qffl"):
     """Fair averaging: clients with a larger loss weigh more."""
 
     # The q-weighted step, written as a weighted mean of the old model and the clients'.
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"q": (0.01, 5.0)}
 
     needs: ClassVar[str] = "report_loss"
     unprotected: ClassVar[str] = "it needs the loss that clients send beside the weights"

@@ -7,7 +7,7 @@ upper bound that a federation cannot have: it exists in simulations only.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.components.personal_training import alone_weights, train_further
 from fedsynth.components.settings import MethodConfig
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
+from fedsynth.federation.payload import Fields
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
@@ -56,13 +57,13 @@ def balanced_rows(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
 
 
 @personal("alone")
-def alone(client: Client, model: Weights, spec: ModelSpec, settings: dict[str, Any]) -> Weights:
+def alone(client: Client, model: Weights, spec: ModelSpec, settings: object) -> Weights:
     """The model a client trained by itself; the start model if it never did."""
     return alone_weights(client, spec)
 
 
 @personal("finetuned")
-def finetuned(client: Client, model: Weights, spec: ModelSpec, settings: dict[str, Any]) -> Weights:
+def finetuned(client: Client, model: Weights, spec: ModelSpec, settings: Fields) -> Weights:
     """The global model (with what the client keeps to itself), trained a little more on the client's own data."""
     net = client.build(spec, own_weights(client, model, spec))
     x, y = client.data.train.tensors()

@@ -43,8 +43,6 @@ class RfaRfdConfig(TuningSettings, GanConfig, LoopConfig):
     protects: ClassVar[bool] = False  # the generators are not
     requires_individual_updates: ClassVar[str] = "its server weighs each client by itself, and looks at its generator"
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"kappa": (0.1, 4.0)}
-
     kappa: float = Field(1.0, ge=0, description="how strongly an anomalous client loses weight; 0: not at all")
 
 
@@ -110,7 +108,7 @@ def trust_in(errors: np.ndarray, kappa: float) -> np.ndarray:
     return np.asarray(np.exp(-kappa * excess / spread))
 
 
-@method("rfa_rfd", config=RfaRfdConfig, model="pfl_cnn")
+@method("rfa_rfd", config=RfaRfdConfig, model="pfl_cnn", search={"kappa": (0.1, 4.0)})
 def rfa_rfd(fed: Federation, cfg: RfaRfdConfig) -> Outcome:
     """Anomalous clients lose weight in the average, by their GANs; the average is distilled on synthetic images."""
     Loop(fed, cfg)  # mistakes are found before anything leaves a client

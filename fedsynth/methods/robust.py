@@ -7,7 +7,7 @@ bit-identical (Yin et al. have equal clients). Multi-Krum averages the `keep` be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -17,11 +17,9 @@ from fedsynth.learning.aggregators import krum, median, trimmed_mean
 from fedsynth.learning.weights import Weights
 
 
-@method("trimmed_mean", fedavg_when={"trim": 0.0})
+@method("trimmed_mean", fedavg_when={"trim": 0.0}, search={"trim": (0.05, 0.4)})
 class TrimmedMean(Aggregator, name="trimmed_mean"):
     """Averaging without the extremes, coordinate by coordinate."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"trim": (0.05, 0.4)}
 
     trim: float = Field(0.1, ge=0, lt=0.5, description="share of values left out at each end")
 

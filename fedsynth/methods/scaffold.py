@@ -80,13 +80,11 @@ def _gradient_at_received(local: LocalContext) -> Weights:
     return {name: p.grad.cpu().clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
-@method("scaffold", objective=ControlledObjective)
+@method("scaffold", objective=ControlledObjective, search={"server_lr": (0.1, 1.0)})
 class ScaffoldServer(Aggregator, name="scaffold"):
     """Control variates that correct the clients' drift."""
 
     # Mean change of the models times the server's rate; the control variate follows the clients'.
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"server_lr": (0.1, 1.0)}
 
     needs: ClassVar[str] = "control_variates"
     unprotected: ClassVar[str] = "it needs the control variates that clients send beside the weights"

@@ -4,7 +4,7 @@ few of, once before training.
 Deviations: the paper doubles the six minority classes of clients that have four large and six small ones. Here the
 minority classes of a client are those with fewer examples than the mean over the classes it has, which are the same six
 there. Images are not mirrored unless `flip` says so (`form = "published"` does): a mirrored letter or digit is another
-one, or none. The paper does not say how far images are turned and shifted.
+one, or none. The paper does not say how far images are rotated and shifted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
+from fedsynth.components.samples import Samples
 from fedsynth.components.settings import PublishedForm
-from fedsynth.components.synthetic_data import KeptSamples
-from fedsynth.components.synthetic_samples import Samples, keep_samples
+from fedsynth.components.synthetic_store import KeptSamples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
 from fedsynth.synthesis.static import MOST, Static, fill_classes
 
@@ -41,7 +40,7 @@ def augment_minorities(client: Client, copies: int, static: Static) -> Done:
     return client.release(Done())
 
 
-class StaticConfig(CopySettings, PublishedForm, LoopConfig):
+class StaticConfig(Static, PublishedForm, LoopConfig):
     """Settings of static augmentation."""
 
     published: ClassVar[dict[str, Any]] = {"flip": True}

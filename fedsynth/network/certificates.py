@@ -28,7 +28,7 @@ class Authority:
     certificate: x509.Certificate
 
     @classmethod
-    def made(cls, name: str) -> Authority:
+    def create(cls, name: str) -> Authority:
         """A new authority."""
         key = ec.generate_private_key(CURVE())
         subject = _name(name)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from fedsynth.data.check import find_problems
 from fedsynth.data.sources import load_source
-from fedsynth.network.site_config import SiteConfig, load_site_data, misfits
+from fedsynth.network.site_config import SiteConfig, find_misfits, load_site_data
 
 
 @dataclass(frozen=True)
@@ -21,18 +20,14 @@ class SiteCheck:
     missing: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
 
 def check_site(config: SiteConfig) -> SiteCheck:
-    """Read the data as a run would and compare it with the schema. A class that a site lacks is told, not a problem."""
-    schema = config.schema_.made()
+    """Read the data as a run would and compare it with the schema. A class that it lacks is listed, not a problem."""
+    schema = config.schema_.to_schema()
     problems: list[str] = []
     if config.rehearsal is None:
         source = load_source(config.data, config.seed)
-        problems = misfits(source, schema)
+        problems = find_misfits(source, schema)
         if problems:
             return SiteCheck(config.name, list(schema.shape), list(schema.class_names), problems=problems)
         problems = find_problems(source)

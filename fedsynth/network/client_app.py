@@ -9,15 +9,14 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsynth.engines.envelope import EnvelopeError, digest, envelope, opened, sealed, task_of
+from fedsynth.engines.envelope import EnvelopeError, digest, pack, seal, task_of, unpack
 from fedsynth.network.door import BrokenOffError, ClosedDoorError, knock
 
-Door = Callable[[Path, Mapping[str, Any], bytes], tuple[dict[str, Any], bytes]]
+Door = Callable[[Path, Mapping[str, object], bytes], tuple[Mapping[str, object], bytes]]
 KINDS = {ClosedDoorError: "unavailable", BrokenOffError: "crashed", EnvelopeError: "task error"}
 
 
@@ -30,9 +29,10 @@ class SiteApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message of the server."""
-        key, reply, failure = "", b"", {}
+        key: object = ""
+        reply, failure = b"", {}
         try:
-            header, body = opened(message.content)
+            header, body = unpack(message.content)
             key = header["id"]
             category, _, action = message.metadata.message_type.partition(".")
             task = task_of(action)
@@ -45,7 +45,7 @@ class SiteApp(ClientApp):
             traceback.print_exc(file=sys.stderr)  # the node's own output, which stays at the site
             failure = {"kind": "task error", "message": f"{type(error).__name__} in its Flower node"}
         about = {"to": key, "id": digest(reply), **({"failure": failure} if failure else {})}
-        return Message(envelope(about, sealed(reply)), reply_to=message)
+        return Message(pack(about, seal(reply)), reply_to=message)
 
 
 app = SiteApp()

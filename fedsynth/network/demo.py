@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.files import Tables
 from fedsynth.experiment.runner import RunResult, run_experiment
 from fedsynth.network.deploy import Federation, write_federation
 from fedsynth.network.loopback import Loopback
@@ -17,7 +17,7 @@ SITES = ("berlin", "paris", "rome")
 PARTITION = 'partition = { name = "dirichlet", num_clients = 3, alpha = 0.3 }'
 
 
-def run_demo(folder: Path, settings: dict[str, Any], say: Callable[[str], None], progress: bool | None) -> RunResult:
+def run_demo(folder: Path, settings: Tables, say: Callable[[str], None], progress: bool | None) -> RunResult:
     """Write a federation folder, start it on this machine, run, and stop everything."""
     write_federation(folder, Federation(SITES, (1, 8, 8), tuple(map(str, range(10)))))
     for number, site in enumerate(SITES):

@@ -67,7 +67,7 @@ def write_federation(folder: Path, federation: Federation) -> None:
 def _write(folder: Path, federation: Federation) -> None:
     from fedsynth.network.certificates import Authority, write_certificate, write_key, write_key_pair
 
-    authority = Authority.made(f"{folder.name} federation")
+    authority = Authority.create(f"{folder.name} federation")
     (folder / "authority").mkdir(mode=0o700)
     write_key(folder / "authority" / "ca.key", authority.key)
     server = folder / "server"

@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedsynth.errors import FedsynthError
 
@@ -29,7 +28,7 @@ class BrokenOffError(FedsynthError):
     """The process with the site's data died over a request."""
 
 
-def knock(path: Path, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+def knock(path: Path, header: Mapping[str, object], body: bytes) -> tuple[Mapping[str, object], bytes]:
     """Hand a request in and wait for what comes out."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         try:
@@ -43,14 +42,14 @@ def knock(path: Path, header: Mapping[str, Any], body: bytes) -> tuple[dict[str,
             raise BrokenOffError("the process that ran its task died") from None
 
 
-def send(door: socket.socket, header: Mapping[str, Any], body: bytes) -> None:
+def send(door: socket.socket, header: Mapping[str, object], body: bytes) -> None:
     """Send a header and a body."""
     text = json.dumps(header).encode()
     door.sendall(SIZES.pack(len(text), len(body)) + text)
     door.sendall(body)
 
 
-def receive(door: socket.socket, largest: int | None = None) -> tuple[dict[str, Any], bytes]:
+def receive(door: socket.socket, largest: int | None = None) -> tuple[dict[str, object], bytes]:
     """Receive a header and a body; an `EOFError` when the other side ends, or sends more than `largest` bytes."""
     header_size, body_size = SIZES.unpack(_exactly(door, SIZES.size))
     if header_size > LONGEST_HEADER or (largest is not None and body_size > largest):

@@ -1,12 +1,38 @@
-"""Progress that crosses from the server program to the terminal of whoever started it, through a file of lines."""
+"""What crosses from the server program to the terminal of whoever started it: progress, as a file of lines, and how it
+ended."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsynth.experiment.progress import Quiet
+from fedsynth.federation.store import write_json
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt at a run ended; `mistake`: by an error that its user can mend."""
+
+    ok: bool
+    mistake: bool = False
+    message: str = ""
+
+    def write(self, file: Path) -> None:
+        """Leave word."""
+        write_json(file, asdict(self))
+
+    @classmethod
+    def read(cls, file: Path) -> End:
+        """The word that was left."""
+        return cls(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def end_file(folder: Path, attempt: str) -> Path:
+    """Where an attempt at the run of a folder leaves word of its end."""
+    return folder / f".ended-{attempt}.json"
 
 
 class Lines(Quiet):

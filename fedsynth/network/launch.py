@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file
 
 from fedsynth.errors import ConfigError, FedsynthError, UserError
+from fedsynth.evaluation.results import RunSummary
 from fedsynth.experiment.config import EngineConfig, Experiment
 from fedsynth.experiment.folder import RunFolder
 from fedsynth.experiment.progress import Quiet, make_progress
+from fedsynth.experiment.recorder import read_metrics
 from fedsynth.experiment.runner import RunResult, choose_device
 from fedsynth.federation.store import write_json
-from fedsynth.network.follow import Follower
+from fedsynth.network.follow import End, Follower, end_file
+from fedsynth.network.loopback import flower_env
 
 PAUSE = 0.5  # seconds between two looks at the run folder
 ASK_FLOWER = 60.0  # seconds between two questions to the SuperLink whether the run is still there
@@ -89,40 +90,53 @@ def run_over_network(
 def _carry_out(flower: Flower, path: Path, shown: Quiet) -> None:
     """Start the server program and follow it to its end."""
     attempt = uuid.uuid4().hex[:12]
-    ended = path / f".ended-{attempt}.json"
+    ended = end_file(path, attempt)
     follower = Follower(path / "progress.jsonl", shown)
     (path / "progress.jsonl").unlink(missing_ok=True)
     run = flower.start(path, attempt)
     try:
-        outcome = _followed(flower, run, ended, follower)
+        end = _follow(flower, run, ended, follower)
     except KeyboardInterrupt:
         flower.call("stop", str(run))
         raise
     finally:
         follower.look()
         ended.unlink(missing_ok=True)
-    if not outcome["ok"]:
-        raise (UserError if outcome["mistake"] else FedsynthError)(outcome["message"])
+    if not end.ok:
+        raise (UserError if end.mistake else FedsynthError)(end.message)
 
 
-def _followed(flower: Flower, run: int, ended: Path, follower: Follower) -> dict[str, Any]:
+def _follow(flower: Flower, run: int, ended: Path, follower: Follower) -> End:
+    """Show progress until the server program has left word of its end, or the SuperLink says that it is gone."""
     asked = time.monotonic()
     while True:
         follower.look()
         if ended.is_file():
-            outcome: dict[str, Any] = json.loads(ended.read_text(encoding="utf-8"))
-            return outcome
+            return End.read(ended)
         if time.monotonic() - asked > ASK_FLOWER:
             status = flower.status(run)
             if status.startswith("finished") and not ended.is_file():
                 message = f"The server program ended without a word ({status})."
-                return {
-                    "ok": False,
-                    "mistake": False,
-                    "message": f'{message} "fedsynth resume {ended.parent}" goes on.',
-                }
+                return End(False, message=f'{message} "fedsynth resume {ended.parent}" goes on.')
             asked = time.monotonic()
         time.sleep(PAUSE)
+
+
+class FlowerRun(BaseModel):
+    """A run in the answer of a command of Flower's."""
+
+    status: str = ""
+
+
+class FlowerAnswer(BaseModel):
+    """What we read of the answer of a command of Flower's."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    success: bool = False
+    error: str = Field("no reason given", alias="error-message")
+    run: int = Field(0, alias="run-id")
+    runs: list[FlowerRun] | None = None
 
 
 class Flower:
@@ -130,25 +144,21 @@ class Flower:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        command = Path(sys.executable).with_name("flwr")
-        self.command = str(command) if command.is_file() else "flwr"
 
-    def call(self, *words: str) -> dict[str, Any]:
+    def call(self, *words: str) -> FlowerAnswer:
         """What a command answers; its exit code says nothing, so `success` in its answer is read."""
-        env = {**os.environ, "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0"}
-        env |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1"}
-        line = [self.command, *words, CONNECTION, "--format", "json"]
+        env = {**flower_env(self.home), "NO_COLOR": "1"}
+        line = ["flwr", *words, CONNECTION, "--format", "json"]
         try:
             done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=COMMAND, check=False)
         except subprocess.TimeoutExpired:
-            return {"success": False, "error-message": f"no answer within {COMMAND:g} s"}
+            return FlowerAnswer(error=f"no answer within {COMMAND:g} s")
         start = done.stdout.find("{")
         try:
-            answer: dict[str, Any] = json.loads(done.stdout[start:])
-        except ValueError:
+            return FlowerAnswer.model_validate_json(done.stdout[start:])
+        except ValidationError:
             said = (done.stderr or done.stdout).strip().splitlines()
-            return {"success": False, "error-message": said[-1] if said else "no answer"}
-        return answer
+            return FlowerAnswer(error=said[-1] if said else "no answer")
 
     def start(self, folder: Path, attempt: str) -> int:
         """Start the server program for a run folder; the number of the Flower run."""
@@ -158,15 +168,14 @@ class Flower:
         (app / "LICENSE").write_text("Apache-2.0\n", encoding="utf-8")
         config = f"folder={json.dumps(str(folder))} attempt={json.dumps(attempt)}"
         answer = self.call("run", str(app), "--run-config", config)
-        if not answer.get("success"):
-            raise UserError(f"The SuperLink did not start the run: {answer.get('error-message', 'no reason given')}.")
-        return int(answer["run-id"])
+        if not answer.success:
+            raise UserError(f"The SuperLink did not start the run: {answer.error}.")
+        return answer.run
 
     def status(self, run: int) -> str:
         """The state of a Flower run, such as "running" or "finished:failed"; empty when it cannot be asked."""
-        answer = self.call("list", "--run-id", str(run))
-        runs = answer.get("runs") or [{}]
-        return str(runs[0].get("status", ""))
+        runs = self.call("list", "--run-id", str(run)).runs
+        return runs[0].status if runs else ""
 
 
 @contextmanager
@@ -185,10 +194,9 @@ def connection(engine: EngineConfig) -> Iterator[Flower]:
 
 def finished_run(experiment: Experiment, path: Path) -> RunResult:
     """The result of a run, from its folder."""
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    summary = RunSummary.model_validate_json((path / "summary.json").read_text(encoding="utf-8"))
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     model = path / "model.safetensors"
     weights = load_file(model) if model.is_file() else None
     shape, classes = tuple(manifest["shape"]), len(manifest["classes"])
-    return RunResult(summary, rows, weights, path, experiment, shape, classes)
+    return RunResult(summary, read_metrics(path), weights, path, experiment, shape, classes)

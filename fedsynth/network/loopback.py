@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import ssl
 import subprocess
@@ -68,26 +67,14 @@ class Loopback:
             raise FedsynthError(f"{name} failed: {(done.stderr or done.stdout).strip()}")
         return done.stdout
 
-    def kill(self, part: str) -> None:
-        """kill -9."""
-        process = self.parts.pop(part)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
     def stop(self) -> None:
         """End everything: the nodes first, the SuperLink last."""
         for part in reversed(list(self.parts)):
             self.stop_part(part)
 
     def stop_part(self, part: str) -> None:
-        """Ask one part to end, and make it if it does not."""
-        process = self.parts.pop(part)
-        process.terminate()
-        try:
-            process.wait(STOP)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        """End one part."""
+        stop_process(self.parts.pop(part))
 
     def log(self, part: str) -> Path:
         """Where a part's output goes."""
@@ -100,9 +87,8 @@ class Loopback:
             )
 
     def _env(self) -> dict[str, str]:
-        """Flower's commands are those beside this Python, and its processes share this machine's cores."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, "SUPERLINK_PORT": str(self.port)}
+        """The scripts choose Flower's home; all processes share this machine's cores."""
+        return {**flower_env(), "OMP_NUM_THREADS": "1", "SUPERLINK_PORT": str(self.port)}
 
     def _healthy(self) -> bool:
         if self.parts["superlink"].poll() is not None:
@@ -112,6 +98,22 @@ class Loopback:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2, context=context) as answer:
             return bool(answer.status == 200)
         return False
+
+
+def flower_env(home: Path | None = None) -> dict[str, str]:
+    """An environment in which Flower's commands are those beside this Python, call nobody, and keep to a home."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    return {**os.environ, **quiet, "PATH": path, **({"FLWR_HOME": str(home)} if home else {})}
+
+
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, and make it if it does not."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP)
+    process.kill()
+    process.wait()
 
 
 def free_port() -> int:

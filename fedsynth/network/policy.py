@@ -40,7 +40,7 @@ class SitePolicy(BaseModel):
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of that ε")
     examples: int | None = Field(
-        None, ge=1, description="number of training examples that is told as public; the true one, when not given"
+        None, ge=1, description="number of training examples that is declared as public; the true one, when not given"
     )
     largest_request: int = Field(2**30, ge=1, description="bytes that a request may have")
 

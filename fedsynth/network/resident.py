@@ -13,13 +13,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import torch
 
-from fedsynth.engines.worker import die_with_parent
+from fedsynth.engines.pool import die_with_parent
 from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.network.door import receive, send
+from fedsynth.network.loopback import flower_env, stop_process
 from fedsynth.network.site import Site
 from fedsynth.network.site_config import SiteConfig, open_site
 
@@ -55,12 +56,13 @@ def serve_site(config: SiteConfig, going: Callable[[], bool] = lambda: True) -> 
 
 
 def _answer_in_a_copy(site: Site, caller: socket.socket, listener: socket.socket) -> None:
+    parent = os.getpid()
     if os.fork():
         return
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        die_with_parent()
+        die_with_parent(parent)
         listener.close()
         caller.setblocking(True)
         header, body = receive(caller, site.policy.largest_request + 1)
@@ -100,17 +102,10 @@ class Node:
             self.process, self.again = self._started(), 0.0
         return self.failures <= TRIES
 
-    def stop(self) -> None:
-        """End it: politely, so that it says good-bye to the SuperLink, then not."""
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
-        self.process.kill()
-        self.process.wait()
-
     def _started(self) -> subprocess.Popen[bytes]:
         self.began = time.monotonic()
-        return subprocess.Popen(self.command, env=self.env, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL)
+        dying = partial(die_with_parent, os.getpid())
+        return subprocess.Popen(self.command, env=self.env, preexec_fn=dying, stdin=subprocess.DEVNULL)
 
 
 def start_site(config: SiteConfig, superlink: str | None, port: int) -> None:
@@ -122,9 +117,6 @@ def start_site(config: SiteConfig, superlink: str | None, port: int) -> None:
             raise ConfigError(f'flower.{name}: there is no file "{path}".')
     home = config.folder / "flower"
     home.mkdir(parents=True, exist_ok=True)
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home)}
-    tools = Path(sys.executable).parent
-    env = {**os.environ, **quiet, "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"}
     command = [
         *("flower-supernode", "--superlink", superlink or config.flower.superlink),
         *("--root-certificates", str(config.flower.certificate)),
@@ -133,9 +125,9 @@ def start_site(config: SiteConfig, superlink: str | None, port: int) -> None:
         *("--node-config", f"site={json.dumps(str(config.socket))}"),
     ]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    node = Node(command, env)
+    node = Node(command, flower_env(home))
     try:
         serve_site(config, node.going)
     finally:
-        node.stop()
+        stop_process(node.process)  # politely, so that it says good-bye to the SuperLink
     raise FedsynthError(f"The Flower node ended {TRIES + 1} times in a row: its last lines above say why.")

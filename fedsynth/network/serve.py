@@ -5,30 +5,29 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flwr.serverapp import Grid
 
 from fedsynth import __version__
 from fedsynth.data.dataset import ClientData, Dataset, Schema
-from fedsynth.data.described import DescribedData
+from fedsynth.data.run_data import DescribedData
 from fedsynth.engines.flower import FlowerEngine, connected
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import DataError, FedsynthError, UserError
-from fedsynth.experiment.config import Experiment, make_experiment, read_experiment
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import read_experiment
 from fedsynth.experiment.folder import RunFolder, check_same_split
 from fedsynth.experiment.runner import RunResult, carry_out, check_setting
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.payload import PayloadError, decode, encode
 from fedsynth.federation.store import StateStore, write_json
-from fedsynth.network.follow import Lines
-from fedsynth.network.site import DESCRIBE
+from fedsynth.network.follow import End, Lines, end_file
+from fedsynth.network.site import DESCRIBE, SiteAbout
 
 PAUSE = 0.5  # seconds between two looks for sites that are not there yet
-TOLD = ("site", "fedsynth", "code", "shape", "classes", "fingerprint", "rehearsal")  # of a site, before a run
-TELLING = 120.0  # seconds that a site has to tell about itself: it reads its data for that
+DESCRIBING = 120.0  # seconds that a site has to describe itself: it reads its data for that
 
 
 def serve(grid: Grid, folder: Path, attempt: str) -> None:
@@ -42,14 +41,9 @@ def serve(grid: Grid, folder: Path, attempt: str) -> None:
             text = f"The server program failed.\n{traceback.format_exc().rstrip()}"
         else:
             text = f'The server program was stopped: "fedsynth resume {folder}" goes on.'
-        write_json(end_of(folder, attempt), {"ok": False, "mistake": isinstance(error, UserError), "message": text})
+        End(False, isinstance(error, UserError), text).write(end_file(folder, attempt))
         raise
-    write_json(end_of(folder, attempt), {"ok": True})
-
-
-def end_of(folder: Path, attempt: str) -> Path:
-    """The file that says how an attempt at a run ended."""
-    return folder / f".ended-{attempt}.json"
+    End(True).write(end_file(folder, attempt))
 
 
 def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
@@ -61,7 +55,7 @@ def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
         nobody = TaskHost(Nobody(), StateStore(path / "server"))
         engine = FlowerEngine(grid, run_key(path), LocalEngine(nobody), min(pause, 0.2))
         shown.say(f"Waiting for {len(experiment.engine.sites)} sites.")
-        data, rehearsal = gathered(engine, experiment, path, pause)
+        data, rehearsal = gather_sites(engine, experiment, path, pause)
         nobody.data = Nobody(data.schema)
         device = check_setting(experiment, data)
         try:
@@ -91,7 +85,7 @@ def run_key(path: Path) -> str:
     return str(json.loads((path / "network.json").read_text(encoding="utf-8"))["run"])
 
 
-def gathered(engine: FlowerEngine, experiment: Experiment, path: Path, pause: float) -> tuple[DescribedData, bool]:
+def gather_sites(engine: FlowerEngine, experiment: Experiment, path: Path, pause: float) -> tuple[DescribedData, bool]:
     """The sites as they describe themselves, and whether all of them only rehearse.
 
     A new run needs all of them. A resumed one knows them from its manifest: it waits for them too, but who is missing
@@ -99,17 +93,17 @@ def gathered(engine: FlowerEngine, experiment: Experiment, path: Path, pause: fl
     """
     names, manifest = experiment.engine.sites, path / "manifest.json"
     resumed = manifest.is_file()
-    told = introduced(engine, names, experiment.engine.wait, pause, needed=not resumed)
-    for name, about in told.items():
-        if about["fedsynth"] != __version__:
+    sites = await_descriptions(engine, names, experiment.engine.wait, pause, needed=not resumed)
+    for name, about in sites.items():
+        if about.fedsynth != __version__:
             raise UserError(
-                f'Site "{name}" has fedsynth {about["fedsynth"]} and this server {__version__}: '
+                f'Site "{name}" has fedsynth {about.fedsynth} and this server {__version__}: '
                 "install the same version everywhere."
             )
     if resumed:
         known = json.loads(manifest.read_text(encoding="utf-8"))["sites"]
-        told = {name: told.get(name, known[name]) for name in names}
-    data = DescribedData({name: told[name] for name in names})
+        sites = {name: sites.get(name) or SiteAbout.model_validate(known[name]) for name in names}
+    data = DescribedData({name: sites[name].model_dump() for name in names})
     data.check()
     if resumed:
         RunFolder(path).check_split(data.split_fingerprint())
@@ -117,51 +111,43 @@ def gathered(engine: FlowerEngine, experiment: Experiment, path: Path, pause: fl
         for earlier in experiment.method_config().earlier_runs():
             check_same_split(Path(earlier), data.split_fingerprint())
         write_json(manifest, data.manifest())
-    return data, all(about["rehearsal"] for about in told.values())
+    return data, all(about.rehearsal for about in sites.values())
 
 
-def introduced(
+def await_descriptions(
     engine: FlowerEngine, names: Sequence[str], wait: float, pause: float, needed: bool
-) -> dict[str, dict[str, Any]]:
-    """What the sites tell about themselves; all must within `wait` seconds if they are `needed`."""
+) -> dict[str, SiteAbout]:
+    """How the sites describe themselves; all must within `wait` seconds if they are `needed`."""
     end = time.monotonic() + wait
-    told: dict[str, dict[str, Any]] = {}
+    found: dict[str, SiteAbout] = {}
     reasons: dict[str, str] = {}
     while True:
-        here = [name for name in connected(engine.grid) if name in names and name not in told]
+        here = [name for name in connected(engine.grid) if name in names and name not in found]
         if here:
-            answers = engine.ask(DESCRIBE, dict.fromkeys(here, encode({})), TELLING)
+            answers = engine.ask(DESCRIBE, dict.fromkeys(here, encode({})), DESCRIBING)
             reasons |= {name: str(failure) for name, failure in answers.failures.items()}
-            for name, blob in answers.replies.items():
-                about = _about(name, blob.read())
-                if isinstance(about, str):
-                    raise UserError(about)
-                told[name] = dict(about)
-        missing = [name for name in names if name not in told]
+            found |= {name: _read_about(name, blob.read()) for name, blob in answers.replies.items()}
+        missing = [name for name in names if name not in found]
         if not missing or time.monotonic() > end:
             break
         time.sleep(pause)
     if missing and needed:
         why = "; ".join(reasons.get(name, f'"{name}": not connected') for name in missing)
         raise UserError(f"{len(missing)} of {len(names)} sites did not answer within {wait:g} s: {why}.")
-    return told
+    return found
 
 
-def _about(name: str, reply: bytes) -> Mapping[str, Any] | str:
-    """What a site tells, or a sentence about why it cannot be used."""
+def _read_about(name: str, reply: bytes) -> SiteAbout:
+    """A site's description of itself, if it can be used."""
     try:
         answer = decode(reply)
         if not answer["ok"]:
             reason = f"{answer['error']}: {answer['message']}"
-            return f'Site "{name}" cannot take part: {reason}. Run "fedsynth site check" there.'
-        about: dict[str, Any] = answer["about"]
-        about = {key: about[key] for key in TOLD}  # whatever else it tells, nobody has asked for
-        sized = all(isinstance(side, int) and side > 0 for side in about["shape"]) and about["shape"]
-        named = all(isinstance(entry, str) for entry in about["classes"]) and len(about["classes"]) > 1
-        if not (sized and named and isinstance(about["fingerprint"], str) and isinstance(about["rehearsal"], bool)):
-            return f'Site "{name}" tells about itself in a way that cannot be read.'
+            raise UserError(f'Site "{name}" cannot take part: {reason}. Run "fedsynth site check" there.')
+        about = SiteAbout.model_validate(answer["about"])
     except (PayloadError, KeyError, TypeError, ValueError) as error:
-        return f'Site "{name}" tells about itself in a way that cannot be read ({type(error).__name__}).'
-    if about["site"] != name:
-        return f'The site whose key is registered as "{name}" calls itself "{about["site"]}": correct its file.'
+        unusable = f'Site "{name}" describes itself in a way that cannot be read'
+        raise UserError(f"{unusable} ({type(error).__name__}).") from None
+    if about.site != name:
+        raise UserError(f'The site whose key is registered as "{name}" calls itself "{about.site}": correct its file.')
     return about

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -35,7 +35,7 @@ from fedsynth.privacy import BudgetError
 RUN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 DESCRIBE = "describe_site"  # asks a site about itself, before there is a run to ask tasks in
 READ_THE_LOG = "the rest is in the log of that site"
-KEPT_BACK = "the policy of this site lets nothing out without a privacy guarantee; its log says more"
+KEPT_BACK = "the policy of this site releases nothing without a privacy guarantee; its log says more"
 ABOUT_THE_REQUEST = frozenset({WeightsError.__name__, NotFiniteError.__name__})
 """Errors whose text is about what was sent or names a field, and not about the data."""
 FOLLOWS_FROM_REQUESTS = frozenset({WeightsError.__name__, BudgetError.__name__})
@@ -71,8 +71,23 @@ class _Request(BaseModel):
     fields: dict[str, Any]
 
 
+class SiteAbout(BaseModel):
+    """What a site describes itself by before a run, to whoever asks: nothing of how much it has of what, which is for
+    tasks to release, under the site's policy and with an entry in the ledger."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")  # what nobody has asked for is dropped
+
+    site: str
+    fedsynth: str
+    code: str
+    shape: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    classes: list[str] = Field(min_length=2)
+    fingerprint: str
+    rehearsal: bool
+
+
 class Site:
-    """Answers requests for one site. `about` is what it tells of itself before a run.
+    """Answers requests for one site. `about` is how it describes itself before a run.
 
     Without `secret_noise` privacy noise comes from the request's seed: for rehearsals on data that is not private.
     """
@@ -83,23 +98,24 @@ class Site:
         data: DataHolder,
         folder: Path,
         policy: SitePolicy | None = None,
-        about: Mapping[str, Any] | None = None,
+        about: SiteAbout | None = None,
         device: str = "cpu",
         secret_noise: bool = True,
     ) -> None:
         self.name, self.data, self.folder = name, data, folder
-        self.policy, self.about = policy or SitePolicy(), dict(about or {})
+        self.policy, self.about = policy or SitePolicy(), about
         self.device, self.secret_noise = device, secret_noise
         own = data.client(name)
-        self._data_print = f"{self.about.get('fingerprint') or _hashed(own.train)} {own.public_size}"
+        self._data_print = f"{about.fingerprint if about else _hashed(own.train)} {own.public_size}"
 
     def respond(self, header: Mapping[str, Any], body: bytes) -> bytes:
         """The reply to whatever came through the door; there always is one."""
         try:
             task = header.get("task")
             if task == DESCRIBE:
-                self._log("told about itself: " + ", ".join(self.about))
-                return encode({"ok": True, "about": self.about})
+                about = self.about.model_dump() if self.about else {}
+                self._log("described itself: " + ", ".join(about))
+                return encode({"ok": True, "about": about})
             return self.answer(task if isinstance(task, str) else "", header, body)
         except Exception as error:
             self._log(f"failed outside any task\n{traceback.format_exc().rstrip()}")
@@ -122,7 +138,7 @@ class Site:
             started = time.perf_counter()
             done = self._host(folder).carry_out(self.name, decode(body))
             try:
-                answer = self._let_out(done, where)
+                answer = self._release(done, where)
             except (RefusalError, BudgetError) as error:
                 self._log(f"{where}: kept back, {error}")
                 return failed(error)
@@ -141,7 +157,7 @@ class Site:
         """The site's key, for the data as it is: the same request gets other noise when a record has come or gone."""
         return hmac.digest(kept_secret(self.folder / "noise.key"), self._data_print.encode(), "sha256")
 
-    def _let_out(self, done: Carried, where: str) -> dict[str, Any]:
+    def _release(self, done: Carried, where: str) -> dict[str, Any]:
         """An answer as it may leave, once it has been charged for; refused when policy or budget do not let it.
 
         A task that failed after its release is charged too: that it failed may tell what it had released. Where nothing

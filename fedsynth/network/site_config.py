@@ -8,7 +8,6 @@ import tomllib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,10 +19,11 @@ from fedsynth.data.federated import PARTS, load_federated
 from fedsynth.data.sources import Source, fingerprint, load_source
 from fedsynth.data.splits import split_clients
 from fedsynth.errors import ConfigError, DataError, FedsynthError
+from fedsynth.experiment.files import Tables
 from fedsynth.experiment.folder import code_fingerprint
-from fedsynth.experiment.plugins import beside, load_plugins
+from fedsynth.experiment.plugins import find_beside, load_plugins
 from fedsynth.network.policy import SitePolicy
-from fedsynth.network.site import Site
+from fedsynth.network.site import Site, SiteAbout
 
 SITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 
@@ -36,7 +36,7 @@ class SchemaConfig(BaseModel):
     shape: tuple[int, ...] = Field(min_length=1, description="shape of one example, such as [1, 28, 28]")
     classes: tuple[str, ...] = Field(min_length=2, description="names of the classes, in the order of their numbers")
 
-    def made(self) -> Schema:
+    def to_schema(self) -> Schema:
         """The same, as the tasks see it."""
         return Schema(self.shape, len(self.classes), self.classes)
 
@@ -47,7 +47,7 @@ class Rehearsal(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     client: str = Field(description="which client of the split this site plays")
-    partition: dict[str, Any] = Field(default_factory=dict, description="how the data is split, as in an experiment")
+    partition: Tables = Field(default_factory=dict, description="how the data is split, as in an experiment")
 
 
 class FlowerConfig(BaseModel):
@@ -86,7 +86,7 @@ def read_site(file: Path) -> SiteConfig:
         raise ConfigError(f'"{file}" cannot be read: {error.strerror}.') from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f'"{file}" is not a TOML file: {error}.') from None
-    table["plugins"] = beside(table.get("plugins", []), file.parent)
+    table["plugins"] = find_beside(table.get("plugins", []), file.parent)
     for section, kind in (("schema", SchemaConfig), ("data", DataConfig), ("policy", SitePolicy)):
         if section in table:
             try:
@@ -98,7 +98,7 @@ def read_site(file: Path) -> SiteConfig:
     except ValidationError as error:
         raise explain(error, str(file), SiteConfig) from None
     here = file.parent.absolute()
-    found: dict[str, Any] = {"folder": here / config.folder, "socket": here / config.socket}
+    found: dict[str, object] = {"folder": here / config.folder, "socket": here / config.socket}
     if config.flower is not None:
         files = {"certificate": here / config.flower.certificate, "key": here / config.flower.key}
         found["flower"] = config.flower.model_copy(update=files)
@@ -131,7 +131,7 @@ class SiteData:
 
 def load_site_data(config: SiteConfig) -> SiteData:
     """Read the site's data and split it; a `DataError` that names what does not fit the federation's schema."""
-    schema = config.schema_.made()
+    schema = config.schema_.to_schema()
     if config.rehearsal is not None:
         pretended = load_federated(config.data, config.rehearsal.partition, config.seed)
         found, own = pretended.schema, pretended.client(config.rehearsal.client)
@@ -139,10 +139,10 @@ def load_site_data(config: SiteConfig) -> SiteData:
             raise DataError(f"{config.data.name} does not have the shape and the classes of the [schema].")
         return SiteData(config.name, schema, replace(own, declared=config.policy.examples))
     source = load_source(config.data, config.seed)
-    problems = misfits(source, schema)
+    problems = find_misfits(source, schema)
     if problems:
         raise DataError(problems[0])
-    train = renumbered(source.train, source.schema, schema)
+    train = renumber(source.train, source.schema, schema)
     # What the source calls its test part is this site's test part; otherwise a share is set aside.
     share = config.data.test if source.test is None else 0.0
     rows, bounds = split_clients(
@@ -151,11 +151,11 @@ def load_site_data(config: SiteConfig) -> SiteData:
     cuts = bounds[0]
     parts = [train.subset(rows[cuts[i] : cuts[i + 1]]) for i in range(3)]
     if source.test is not None:
-        parts[2] = renumbered(source.test, source.schema, schema)
+        parts[2] = renumber(source.test, source.schema, schema)
     return SiteData(config.name, schema, ClientData(parts[0], parts[1], parts[2], config.policy.examples))
 
 
-def misfits(source: Source, schema: Schema) -> list[str]:
+def find_misfits(source: Source, schema: Schema) -> list[str]:
     """One sentence for each way in which a site's data does not fit the federation's schema."""
     problems = []
     if source.schema.shape != schema.shape:
@@ -177,7 +177,7 @@ def misfits(source: Source, schema: Schema) -> list[str]:
     return problems
 
 
-def renumbered(data: Dataset, own: Schema, common: Schema) -> Dataset:
+def renumber(data: Dataset, own: Schema, common: Schema) -> Dataset:
     """The same examples, labelled with the federation's numbers for the classes."""
     number = {name: position for position, name in enumerate(common.class_names)}
     numbers = np.array([number.get(name, -1) for name in own.class_names], dtype=np.int64)
@@ -197,7 +197,7 @@ def open_site(config: SiteConfig) -> Site:
         data,
         config.folder,
         config.policy,
-        about_site(config, data),
+        describe_site(config, data),
         config.device,
         # A rehearsal gives the bits of a simulation, noise included; a policy that is strict is strict there too.
         secret_noise=config.rehearsal is None or not config.policy.unprotected,
@@ -210,18 +210,17 @@ def check_ready(data: SiteData) -> None:
         raise DataError(f'Site "{data.name}" has no examples to train on: check the [data] table of its file.')
 
 
-def about_site(config: SiteConfig, data: SiteData) -> dict[str, Any]:
-    """What a site tells before a run, to whoever asks: nothing of how much it has of what, which is for tasks to tell,
-    under the site's policy and with an entry in the ledger."""
-    return {
-        "site": config.name,
-        "fedsynth": __version__,
-        "code": code_fingerprint(config.plugins),
-        "shape": list(data.schema.shape),
-        "classes": list(data.schema.class_names),
-        "fingerprint": salted_fingerprint(config.folder, data),
-        "rehearsal": config.rehearsal is not None,
-    }
+def describe_site(config: SiteConfig, data: SiteData) -> SiteAbout:
+    """How a site describes itself."""
+    return SiteAbout(
+        site=config.name,
+        fedsynth=__version__,
+        code=code_fingerprint(config.plugins),
+        shape=list(data.schema.shape),
+        classes=list(data.schema.class_names),
+        fingerprint=salted_fingerprint(config.folder, data),
+        rehearsal=config.rehearsal is not None,
+    )
 
 
 def salted_fingerprint(folder: Path, data: SiteData) -> str:

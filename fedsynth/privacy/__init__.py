@@ -1,9 +1,9 @@
 """Mechanisms and their honest accounting. ε is never shown without its unit, adjacency and δ."""
 
-from fedsynth.privacy.accounting import epsilon, epsilon_bound, rdp_epsilon, sampled_gaussian_noise
+from fedsynth.privacy.accounting import epsilon, epsilon_bound, sampled_gaussian_noise
 from fedsynth.privacy.budget import Budget, BudgetError, Spending, say_epsilon
 from fedsynth.privacy.config import PrivacyConfig
-from fedsynth.privacy.gaussian import compose, gaussian_delta, gaussian_epsilon, gaussian_sigma
+from fedsynth.privacy.gaussian import compose, gaussian_epsilon, gaussian_sigma
 from fedsynth.privacy.guarantee import (
     DiscreteGaussianEvent,
     Event,
@@ -14,6 +14,7 @@ from fedsynth.privacy.guarantee import (
     SampledGaussianEvent,
 )
 from fedsynth.privacy.ledger import Ledger
+from fedsynth.privacy.rows import LedgerRow
 from fedsynth.privacy.words import ledger_words
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Guarantee",
     "LaplaceEvent",
     "Ledger",
+    "LedgerRow",
     "PrivacyConfig",
     "PureEvent",
     "SampledGaussianEvent",
@@ -32,11 +34,9 @@ __all__ = [
     "compose",
     "epsilon",
     "epsilon_bound",
-    "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_sigma",
     "ledger_words",
-    "rdp_epsilon",
     "sampled_gaussian_noise",
     "say_epsilon",
 ]

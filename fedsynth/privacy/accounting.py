@@ -53,11 +53,6 @@ def epsilon_bound(events: Events, delta: float) -> float:
     return _bound(_counted(events), delta)
 
 
-def rdp_epsilon(events: Events, delta: float) -> float:
-    """ε by Rényi accounting: quick, 7 to 70 percent larger than `epsilon`, and what many papers print."""
-    return _rdp(_counted(events), delta)
-
-
 def sampled_gaussian_noise(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """The smallest noise multiplier with which `steps` on Poisson samples cost no more than ε at this δ."""
     if epsilon <= 0:
@@ -153,6 +148,7 @@ def _simple_bound(events: Counted, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _rdp(events: Counted, delta: float) -> float:
+    """ε by Rényi accounting: quick, 7 to 70 percent larger than `epsilon`, and what many papers print."""
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 
@@ -202,19 +198,20 @@ def _losses(event: Event, times: int, step: float) -> PrivacyLossDistribution:
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    fine: dict[str, Any] = {"value_discretization_interval": step}
     match event:
         case GaussianEvent(mu=mu):
-            return pld.from_gaussian_mechanism(1 / (mu * math.sqrt(times)), **fine)
+            return pld.from_gaussian_mechanism(1 / (mu * math.sqrt(times)), value_discretization_interval=step)
         case SampledGaussianEvent(rate=rate, noise=noise):
             # Rounded up, which costs a little more: the library divides by the rate, and fails on tiny ones.
-            return pld.from_gaussian_mechanism(noise, sampling_prob=max(rate, SMALLEST_RATE), **fine).self_compose(
-                times
-            )
+            return pld.from_gaussian_mechanism(
+                noise, sampling_prob=max(rate, SMALLEST_RATE), value_discretization_interval=step
+            ).self_compose(times)
         case LaplaceEvent(scale=scale):
-            return pld.from_laplace_mechanism(scale, **fine).self_compose(times)
+            return pld.from_laplace_mechanism(scale, value_discretization_interval=step).self_compose(times)
         case PureEvent(epsilon=each):
             parameters = common.DifferentialPrivacyParameters(each, 0)
-            return pld.from_privacy_parameters(parameters, **fine).self_compose(times)
+            return pld.from_privacy_parameters(parameters, value_discretization_interval=step).self_compose(times)
         case DiscreteGaussianEvent(sigma=sigma):
-            return pld.from_discrete_gaussian_mechanism(sigma, use_connect_dots=True, **fine).self_compose(times)
+            return pld.from_discrete_gaussian_mechanism(
+                sigma, use_connect_dots=True, value_discretization_interval=step
+            ).self_compose(times)

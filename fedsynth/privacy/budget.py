@@ -29,7 +29,7 @@ _SCOPE: TypeAdapter[Scope] = TypeAdapter(Scope)
 
 
 class BudgetError(FedsynthError):
-    """A release that would bring a client past its privacy budget; nothing of it has left the client."""
+    """A release that would bring a client past its privacy budget; nothing of it was sent."""
 
 
 class Spending:
@@ -121,7 +121,7 @@ def _twice(event: Event) -> Event:
             raise AssertionError("noise on counts is about records")
 
 
-def say_epsilon(value: float, scope: Scope, delta: float) -> str:
+def say_epsilon(value: float, scope: tuple[str, str], delta: float) -> str:
     """An ε in a sentence, never without its unit, adjacency and δ."""
     unit, adjacency = scope
     return f"ε = {say_number(value)} per {unit} ({adjacency}, δ = {delta:g})"

@@ -11,13 +11,14 @@ would change what all later ones get.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -38,6 +39,43 @@ class Stepper(Protocol):
     def step(self) -> Any: ...
 
 
+class DpSgdNoise(BaseModel):
+    """How much one record may add to a sum of gradients, and the noise that hides it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    clip: PositiveFloat = Field(description="longest gradient of a record; the rest is cut")
+    noise: NonNegativeFloat = Field(description="noise multiplier: its standard deviation divided by the clip")
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the noise."""
+        return self.noise * self.clip
+
+
+class DpSgdTraining(DpSgdNoise):
+    """A private training. The number of examples is the public one, whatever the true one is."""
+
+    examples: NonNegativeInt = Field(description="public number of examples: decides the rate, steps and the divisor")
+    batch_size: PositiveInt = Field(description="examples of a batch, on average")
+    epochs: NonNegativeInt = Field(description="passes over the data, on average")
+
+    @property
+    def rate(self) -> float:
+        """The chance of every example to be in a batch."""
+        return dp_rate(self.examples, self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training takes."""
+        return dp_steps(self.examples, self.batch_size, self.epochs)
+
+    @property
+    def event(self) -> SampledGaussianEvent | None:
+        """What it costs; None without noise, which proves nothing."""
+        return SampledGaussianEvent(rate=self.rate, noise=self.noise, steps=self.steps) if self.noise > 0 else None
+
+
 @dataclass(frozen=True)
 class PrivateFit:
     """What a private training did. It reports no loss: that would be a release of its own."""
@@ -52,52 +90,35 @@ def dp_fit(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    *,
-    epochs: int,
-    batch_size: int,
-    clip: float,
-    noise: float,
+    training: DpSgdTraining,
+    optimizer: Stepper,
     rng: np.random.Generator,
-    optimizer: Stepper | None = None,
-    lr: float | None = None,
     loss: Loss = F.cross_entropy,
-    size: int | None = None,
 ) -> PrivateFit:
-    """Train the model in place, privately per record.
+    """Train the model in place, privately per record, by an optimiser of its parameters.
 
-    With n = `size`, the public number of examples (how many there are, unless given): a step takes every example by
-    itself with chance q = batch_size / n (at most 1). There are epochs · ⌈n / batch_size⌉ steps. The clipped gradients
-    are summed, get Gaussian noise of standard deviation noise · clip, and are divided by q · n. A batch that happens
-    to be empty takes a step of pure noise.
-    Give an `optimizer` of the model's parameters, or `lr` alone for plain gradient descent.
-    `loss` gets the scores and labels of one example as a batch of one. `rng` must be secret.
+    A step takes every example by itself with chance q = `training.rate`. The clipped gradients are summed, get Gaussian
+    noise, and are divided by q · n, where n is the public number of examples. A batch that happens to be empty takes a
+    step of pure noise. `loss` gets the scores and labels of one example as a batch of one. `rng` must be secret.
     """
     check_model(model)
     if len(x) != len(y):
         raise UserError(f"There are {len(x)} examples but {len(y)} labels; every example needs one.")
-    size = len(x) if size is None else size
-    rate = dp_rate(size, batch_size)
-    steps = dp_steps(size, batch_size, epochs)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    stepper = optimizer or torch.optim.SGD(trained.values(), lr=_given(lr))
-    like = next(iter(trained.values()))
-    x, y = x.to(like.device, like.dtype), y.to(like.device)
-    summed = _ClippedSum(model, loss, clip)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    x, y = x.to(trained[0].device, trained[0].dtype), y.to(trained[0].device)
+    clipped_sum = _ClippedSum(model, loss, training.clip)
     model.train()
     seen = 0
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        for _ in range(steps):
-            rows = poisson_batch(len(x), rate, rng)
+        for _ in range(training.steps):
+            rows = poisson_batch(len(x), training.rate, rng)
             seen += len(rows)
             _seed_network(int(rng.integers(2**63)))
-            noisy = noisy_sum(summed(x, y, rows), noise * clip, rng)
-            parts = (noisy / (rate * size)).split([p.numel() for p in trained.values()])
-            for parameter, part in zip(trained.values(), parts, strict=True):
-                parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
-            stepper.step()
+            noisy = noisy_sum(clipped_sum(x, y, rows), training.std, rng)
+            set_gradients(trained, noisy / (training.rate * training.examples))
+            optimizer.step()
     model.zero_grad(set_to_none=True)
-    event = SampledGaussianEvent(rate=rate, noise=noise, steps=steps) if noise > 0 else None
-    return PrivateFit(steps, seen, event)
+    return PrivateFit(training.steps, seen, training.event)
 
 
 def poisson_batch(examples: int, rate: float, rng: np.random.Generator) -> np.ndarray:
@@ -109,6 +130,13 @@ def noisy_sum(total: Tensor, std: float, rng: np.random.Generator) -> Tensor:
     """A sum of clipped gradients with its noise, in float64: rounding must not add to what one record can move."""
     drawn = torch.from_numpy(rng.standard_normal(len(total), dtype=np.float32))
     return total.double() + std * drawn.to(total.device)
+
+
+def set_gradients(parameters: Sequence[nn.Parameter], gradient: Tensor) -> None:
+    """Give every parameter its part of one long vector as its gradient."""
+    parts = gradient.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
 
 
 def dp_rate(examples: int, batch_size: int) -> float:
@@ -168,9 +196,3 @@ def _seed_network(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
-
-
-def _given(lr: float | None) -> float:
-    if lr is None:
-        raise ConfigError("Private training needs an optimizer or a learning rate.")
-    return lr

@@ -16,14 +16,6 @@ from fedsynth.errors import ConfigError
 LARGEST_QUANTILE = 1e3  # Φ(−1000) is far below any δ that a double can hold
 
 
-def gaussian_delta(epsilon: float, mu: float) -> float:
-    """δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) of a Gaussian release."""
-    _require(mu >= 0, "mu", mu, "0 or more")
-    if mu == 0:
-        return 0.0
-    return math.exp(_log_delta(epsilon / mu - mu / 2, mu))
-
-
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The smallest ε for which a Gaussian release is (ε, δ)-differentially private."""
     _require(mu >= 0, "mu", mu, "0 or more")
@@ -52,8 +44,11 @@ def compose(mus: Iterable[float]) -> float:
 
 
 def _log_delta(t: float, mu: float) -> float:
-    """log δ at ε = μ (t + μ/2). With a = −t and b = −t − μ one has e^ε Φ(b)/Φ(a) = erfcx(−b/√2)/erfcx(−a/√2):
-    the exponentials, which overflow, cancel."""
+    """log δ at ε = μ (t + μ/2), where δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
+
+    With a = −t and b = −t − μ one has e^ε Φ(b)/Φ(a) = erfcx(−b/√2)/erfcx(−a/√2): the exponentials, which overflow,
+    cancel.
+    """
     ratio = erfcx((t + mu) / math.sqrt(2)) / erfcx(t / math.sqrt(2))
     return float(log_ndtr(-t)) + (math.log1p(-ratio) if ratio < 1 else -math.inf)
 

@@ -7,9 +7,9 @@ A field that leaves a client without a `Guarantee` is unprotected. A mechanism t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 Unit = Literal["record", "client"]
 Adjacency = Literal["add or remove one", "replace one"]
@@ -122,7 +122,7 @@ class Guarantee(_Frozen):
 
     @property
     def free(self) -> bool:
-        """Whether it is proven that nothing is told: no noise is in it, and no seed takes any off."""
+        """Whether it is proven that nothing is released: no noise is in it, and no seed takes any off."""
         return self.proven and all(isinstance(event, PureEvent) and event.epsilon == 0 for event in self.events)
 
     @property
@@ -137,11 +137,11 @@ class Guarantee(_Frozen):
         return self.model_copy(update={"against": weakest([self.against, "all but holders of the seed"])})
 
     def in_plain_words(self) -> Guarantee:
-        """The same, told by its numbers alone: free text could carry anything."""
-        told = "; ".join(map(_told, self.events)) or "no proof"
-        return self.model_copy(update={"mechanism": told, "covered": "", "not_covered": "", "claimed": ""})
+        """The same, described by its numbers alone: free text could carry anything."""
+        described = "; ".join(map(_describe, self.events)) or "no proof"
+        return self.model_copy(update={"mechanism": described, "covered": "", "not_covered": "", "claimed": ""})
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         """JSON-ready; `Guarantee.model_validate` reads it back."""
         return self.model_dump(mode="json")
 
@@ -152,7 +152,7 @@ def weakest(given: Iterable[Against]) -> Against:
     return next(against for against, who in _EXCEPTED.items() if who == excepted)
 
 
-def _told(event: Event) -> str:
+def _describe(event: Event) -> str:
     numbers = ", ".join(f"{name} = {value:g}" for name, value in event.model_dump(exclude={"kind"}).items())
     return f"{event.kind} ({numbers})"
 

@@ -1,4 +1,4 @@
-"""The ledger: what left each client, how often, under which guarantee, and what that comes to.
+"""The ledger: what each client released, how often, under which guarantee, and what that comes to.
 
 Most clients have the same history, so a history is kept as counts of parcels: a parcel is what one reply held, the
 task with its fields and their guarantees. That stays small with many clients and many rounds.
@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsynth.privacy.budget import Budget, BudgetError, Spending
 from fedsynth.privacy.guarantee import Guarantee, Scope, Unit
-from fedsynth.privacy.rows import Entry, History, ledger_rows
+from fedsynth.privacy.rows import Entry, History, LedgerRow, ledger_rows
 from fedsynth.privacy.words import ledger_words
 
 __all__ = ["Budget", "BudgetError", "Ledger", "Spending"]
@@ -24,14 +24,14 @@ Parcel = tuple[str, tuple[tuple[str, int | None], ...]]
 
 @dataclass
 class Ledger:
-    """What left the clients of a run."""
+    """What the clients of a run released."""
 
     guarantees: list[Guarantee] = field(default_factory=list)
     parcels: list[Parcel] = field(default_factory=list)
     histories: dict[str, Counter[int]] = field(default_factory=dict)  # client to parcels
     latest: dict[str, Counter[int]] = field(default_factory=dict)  # of the last round in which a client took part
-    what: dict[str, str] = field(default_factory=dict)  # release to what leaves in it
-    evaluation: set[str] = field(default_factory=set)  # tasks that only judge models
+    what: dict[str, str] = field(default_factory=dict)  # release to what is in it
+    evaluation: set[str] = field(default_factory=set)  # tasks that only evaluate models
 
     def __post_init__(self) -> None:
         self._guarantee_numbers = {guarantee: number for number, guarantee in enumerate(self.guarantees)}
@@ -75,7 +75,7 @@ class Ledger:
         self._in_round = set()
 
     def end_round(self) -> None:
-        """The round is over: what leaves now is not a cost of it."""
+        """The round is over: what is released now is not a cost of it."""
         self._in_round = None
 
     def _number(self, guarantee: Guarantee) -> int:
@@ -93,11 +93,11 @@ class Ledger:
 
     def would_overspend(self, budget: Budget) -> tuple[str, Scope, float] | None:
         """The first client that one more round like its last would bring past the budget, and the ε it would reach."""
-        alike: dict[tuple[Any, Any], list[str]] = {}
+        similar: dict[tuple[Any, Any], list[str]] = {}
         for client, cost in self.latest.items():
-            alike.setdefault((_key(self.histories[client]), _key(cost)), []).append(client)
+            similar.setdefault((_key(self.histories[client]), _key(cost)), []).append(client)
         over = []
-        for (history, cost), clients in alike.items():
+        for (history, cost), clients in similar.items():
             exceeded = budget.exceeded(self._spending(Counter(dict(history)) + Counter(dict(cost))))
             if exceeded:
                 over.append((_in_order(clients)[0], *exceeded))
@@ -113,7 +113,7 @@ class Ledger:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def rows(self, delta: float) -> list[dict[str, Any]]:
+    def rows(self, delta: float) -> list[LedgerRow]:
         """A row per release and group of clients with the same history, then the totals; see `ledger_rows`."""
         return ledger_rows(list(self._histories()), self.what, self.evaluation, delta)
 
@@ -132,7 +132,7 @@ class Ledger:
 
     # -- keeping ------------------------------------------------------------------------------------------------
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """JSON-ready; equal ledgers give equal dicts, in whatever order the clients answered."""
         return {
             "guarantees": [guarantee.as_dict() for guarantee in self.guarantees],

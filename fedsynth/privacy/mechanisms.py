@@ -1,4 +1,4 @@
-"""Clipping and noise. Arrays in, arrays out; tensors in, tensors out. Each noise has a function that gives its event.
+"""Clipping and noise. Arrays in, arrays out; tensors in, tensors out.
 
 A sensitivity is a promise that clipping keeps: noise without a clip before it proves nothing.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.privacy.discrete import discrete_gaussian_histogram
-from fedsynth.privacy.guarantee import GaussianEvent, LaplaceEvent
+from fedsynth.privacy.guarantee import GaussianEvent
 
 __all__ = [
     "add_gaussian",
@@ -24,7 +24,6 @@ __all__ = [
     "clip_weights",
     "discrete_gaussian_histogram",
     "gaussian_event",
-    "laplace_event",
 ]
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -74,11 +73,6 @@ def gaussian_event(std: float, sensitivity: float = 1.0) -> GaussianEvent:
 def add_laplace(values: Array, scale: float, rng: np.random.Generator) -> Array:
     """The values with independent Laplace noise on each."""
     return _plus(values, rng.laplace(size=tuple(values.shape)) * _not_negative("scale", scale))
-
-
-def laplace_event(scale: float, sensitivity: float = 1.0) -> LaplaceEvent:
-    """What `add_laplace` proves about values whose L1 sensitivity is this."""
-    return LaplaceEvent(scale=_positive("scale", scale) / _positive("sensitivity", sensitivity))
 
 
 def _plus(values: Array, noise: np.ndarray) -> Array:

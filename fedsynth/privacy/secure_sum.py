@@ -149,9 +149,7 @@ def shares_for(
     return sealed, (_text(seeds[me]), _text(masks[me]))
 
 
-def masked(
-    client: str, secrets: Secrets, keys: Mapping[str, PublicKeys], peers: Collection[str], plain: Words
-) -> Words:
+def mask(client: str, secrets: Secrets, keys: Mapping[str, PublicKeys], peers: Collection[str], plain: Words) -> Words:
     """The numbers under this client's own mask and those it shares with its peers. They look random to all others."""
     hidden = plain + _stream(_bytes(secrets.seed), plain.size)
     for peer in peers:
@@ -160,7 +158,7 @@ def masked(
     return hidden
 
 
-def disclosed(
+def disclose(
     client: str,
     secrets: Secrets,
     keys: Mapping[str, PublicKeys],

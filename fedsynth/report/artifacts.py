@@ -4,57 +4,51 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedsynth.data.described import RunData
+from fedsynth.data.run_data import RunData
+from fedsynth.evaluation.results import ClientScore, Evaluation, MetricsRow, RunSummary
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record
 from fedsynth.federation.store import write_json
+from fedsynth.privacy import LedgerRow
 from fedsynth.report.csv_files import read_rows, write_csv
 from fedsynth.report.plots import plot_clients, plot_curves, plot_matrix, plot_split, plot_timeline
-
-SPLIT_PICTURE_CLIENTS = 100
-TIMELINE_BARS = 20_000  # in the picture of who worked when
 
 
 def write_record(
     folder: Path,
-    summary: dict[str, Any],
-    rows: list[dict[str, Any]],
-    judged: dict[str, Any],
+    summary: RunSummary,
+    rows: list[MetricsRow],
+    evaluation: Evaluation,
     participation: Participation,
     data: RunData,
 ) -> None:
     """metrics.csv, clients.csv, participation.json, ledger.csv, TensorBoard events, and pictures: of the split if it is
     known, the curves, the clients, each matrix that the method recorded and, where time is simulated, who worked when.
     """
-    write_csv(folder / "metrics.csv", [flat(row) for row in rows])
-    write_csv(folder / "clients.csv", _client_rows(judged["per_client"], data))
+    write_csv(folder / "metrics.csv", [flatten(row.as_dict()) for row in rows])
+    write_csv(folder / "clients.csv", _client_rows(evaluation.per_client, data))
     write_json(folder / "participation.json", participation.as_dict())
-    write_csv(folder / "ledger.csv", _ledger_rows(summary["privacy"]))
+    write_csv(folder / "ledger.csv", _ledger_rows(summary.privacy))
     write_events(folder / "tensorboard", rows)
     counts = data.counts()
     if counts is not None:
-        shown = data.clients[:SPLIT_PICTURE_CLIENTS]
-        plot_split(folder / "split.png", counts[:SPLIT_PICTURE_CLIENTS], shown, data.schema)
-    if any("validation" in row for row in rows):
-        plot_curves(folder / "curves.png", {summary["method"]: rows})
-    own = judged["per_client"].get(f"{summary['clients'].get('view')}/test", {})
-    if own and len(own) <= SPLIT_PICTURE_CLIENTS:
-        accuracy = {client: values["accuracy"] for client, values in own.items()}
-        plot_clients(folder / "clients.png", {summary["method"]: accuracy})
-    if summary["simulated_seconds"]:
+        plot_split(folder / "split.png", counts, data.clients, data.schema)
+    plot_curves(folder / "curves.png", {summary.method: rows})
+    own = evaluation.per_client.get(f"{summary.clients.view}/test", {})
+    plot_clients(folder / "clients.png", {summary.method: {client: score.accuracy for client, score in own.items()}})
+    if summary.simulated_seconds:
         with (folder / "timeline.csv").open(newline="", encoding="utf-8") as file:
-            when = [row for row in read_rows(file) if float(row["simulated_end"]) > float(row["simulated_start"])]
-        plot_timeline(folder / "timeline.png", when[:TIMELINE_BARS])
+            plot_timeline(folder / "timeline.png", read_rows(file))
     for name, kept in participation.records.items():
         _picture_of(folder, name, kept)
 
 
-def _picture_of(folder: Path, name: str, kept: dict[str, Any]) -> None:
+def _picture_of(folder: Path, name: str, kept: Mapping[str, object]) -> None:
     """A matrix that a method recorded, as records/<name>.png."""
     record = read_record(kept)
     if isinstance(record, Matrix) and record.rows:
@@ -64,44 +58,48 @@ def _picture_of(folder: Path, name: str, kept: dict[str, Any]) -> None:
         plot_matrix(path, values, record.rows, record.columns or record.rows, record.marks, name)
 
 
-def write_events(folder: Path, rows: list[dict[str, Any]]) -> None:
+def write_events(folder: Path, rows: Sequence[MetricsRow]) -> None:
     """The metrics as TensorBoard events, written anew from the whole record, so that a resume leaves no doubles."""
     from torch.utils.tensorboard import SummaryWriter  # slow to import, needed once
 
     shutil.rmtree(folder, ignore_errors=True)
     with SummaryWriter(str(folder)) as writer:
         for row in rows:
-            for name, value in flat(row).items():
-                if name not in ("round", "phase") and isinstance(value, int | float):
-                    writer.add_scalar(name, value, row["round"])
+            for name, value in numbers_of(row.as_dict()).items():
+                writer.add_scalar(name, value, row.round)
 
 
-def flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(row: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested names joined by a slash: validation/accuracy."""
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for key, value in row.items():
-        if isinstance(value, dict):
-            result |= flat(value, f"{prefix}{key}/")
-        else:
-            result[f"{prefix}{key}"] = value
+        result |= flatten(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return result
 
 
-def _client_rows(per_client: dict[str, dict[str, Any]], data: RunData) -> list[dict[str, Any]]:
-    clients: dict[str, dict[str, Any]] = {}
+def numbers_of(row: Mapping[str, object]) -> dict[str, float]:
+    """What can be drawn over the rounds, by its name in `flatten`."""
+    return {
+        key: value
+        for key, value in flatten(row).items()
+        if key != "round" and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _client_rows(per_client: dict[str, dict[str, ClientScore]], data: RunData) -> list[dict[str, object]]:
+    clients: dict[str, dict[str, object]] = {}
     for view, by_client in per_client.items():
-        for client, values in by_client.items():
+        for client, score in by_client.items():
             row = clients.setdefault(client, {"client": client, "train_examples": data.train_size(client)})
-            row |= {f"{view}/{key}": value for key, value in values.items()}
+            row |= {f"{view}/{key}": value for key, value in score.as_dict().items()}
     if all(row["train_examples"] is None for row in clients.values()):  # nobody told
         for row in clients.values():
             del row["train_examples"]
     return [clients[client] for client in sorted(clients)]
 
 
-def _ledger_rows(privacy: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _ledger_rows(privacy: Sequence[LedgerRow]) -> list[dict[str, object]]:
     """A row per client and release, and one per client for the total."""
-    rows = [{"client": client, **row} for row in privacy for client in row["clients"]]
-    for row in rows:
-        del row["clients"]
-    return sorted(rows, key=lambda row: (len(row["client"]), row["client"]))
+    rows = [(client, row.model_dump(exclude={"clients"})) for row in privacy for client in row.clients]
+    rows.sort(key=lambda entry: (len(entry[0]), entry[0]))
+    return [{"client": client, **cells} for client, cells in rows]

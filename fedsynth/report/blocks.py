@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -100,18 +101,21 @@ def section(id: str, title: str, problems: list[str], build: Callable[[], list[B
         return Section(id, title, [Words([f"What this run kept for it is damaged: {said}."])])
 
 
+def show(value: float | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
+    """A number and its unit; a dash for what is not known or not finite."""
+    return "–" if value is None or not math.isfinite(value) else f"{scale * value:{form}}{unit}"
+
+
 def percent(value: float | None, digits: int = 2) -> str:
     """A share as a percentage."""
-    return "–" if value is None else f"{100 * value:.{digits}f} %"
+    return show(value, f".{digits}f", 100, " %")
 
 
 def megabytes(count: float | None) -> str:
     """Bytes as megabytes."""
-    return "–" if count is None else f"{count / 1e6:,.2f} MB"
+    return show(count, ",.2f", 1e-6, " MB")
 
 
 def seconds(value: float | None) -> str:
     """Seconds, and minutes where they are many."""
-    if value is None:
-        return "–"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+    return show(value, ".1f", 1, " s") if value is None or value < 120 else show(value, ".1f", 1 / 60, " min")

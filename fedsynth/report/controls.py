@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import mean, stdev
-from typing import Any
 
+from fedsynth.evaluation.results import Result, RunSummary
 from fedsynth.federation.methods import NOISE, WITHOUT_SYNTHESIS
 
 SHARES_NOTHING = "logit_adjustment"
@@ -30,20 +30,33 @@ def control_label(method: str, control: str) -> str:
     return f"{method}: {control}"
 
 
-def control_verdicts(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For every method with controls and each of them: gains over the run without synthesis, and what they mean.
+class ControlVerdict(Result):
+    """What a method gains, what a control of it gains, and what that means.
 
-    `summaries` are those of a comparison, with their labels. `gain` is the method's and `control_gain` the control's
-    accuracy on the global test above that of "without synthesis"; `difference` is the method's above the control's.
-    Each is a mean in percentage points over the `n` seeds that all of them have, with `_std`, the standard deviation
-    of the paired differences.
+    `gain` is the method's and `control_gain` the control's accuracy on the global test above that of "without
+    synthesis"; `difference` is the method's above the control's. Each is a mean in percentage points over the `n` seeds
+    that all of them have, with `_std`, the standard deviation of the paired differences.
     """
+
+    method: str
+    control: str
+    n: int
+    gain: float | None
+    gain_std: float | None
+    control_gain: float | None
+    control_gain_std: float | None
+    difference: float | None
+    difference_std: float | None
+    verdict: str
+
+
+def control_verdicts(summaries: Sequence[RunSummary]) -> list[ControlVerdict]:
+    """For every method with controls and each of them: gains over the run without synthesis, and what they mean."""
     accuracies: dict[str, Accuracies] = {}
     controls: dict[str, list[str]] = {}
     for summary in summaries:
-        method, label = summary["method"], summary.get("label", summary["method"])
-        accuracy = summary["test"]["accuracy"]
-        accuracies.setdefault(label, {}).update({} if accuracy is None else {summary["seed"]: accuracy})
+        method, label, accuracy = summary.method, summary.row, summary.test.accuracy
+        accuracies.setdefault(label, {}).update({} if accuracy is None else {summary.seed: accuracy})
         if label != method and label not in controls.setdefault(method, []):
             controls[method].append(label)
     return [
@@ -53,7 +66,7 @@ def control_verdicts(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     ]
 
 
-def _verdict(method: str, label: str, accuracies: dict[str, Accuracies]) -> dict[str, Any]:
+def _verdict(method: str, label: str, accuracies: dict[str, Accuracies]) -> ControlVerdict:
     own, other = accuracies.get(method, {}), accuracies[label]
     base = accuracies.get(control_label(method, WITHOUT_SYNTHESIS))
     control = label.removeprefix(control_label(method, ""))
@@ -61,23 +74,23 @@ def _verdict(method: str, label: str, accuracies: dict[str, Accuracies]) -> dict
     differences = [100 * (own[seed] - other[seed]) for seed in seeds]
     gains = [] if base is None else [100 * (own[seed] - base[seed]) for seed in seeds]
     control_gains = [] if base is None else [100 * (other[seed] - base[seed]) for seed in seeds]
-    return {
-        "method": method,
-        "control": control,
-        "n": len(seeds),
+    return ControlVerdict(
+        method=method,
+        control=control,
+        n=len(seeds),
         **_mean_and_spread("gain", gains),
         **_mean_and_spread("control_gain", control_gains),
         **_mean_and_spread("difference", differences),
-        "verdict": _judged(control, differences),
-    }
+        verdict=_conclude(control, differences),
+    )
 
 
 def _mean_and_spread(name: str, numbers: list[float]) -> dict[str, float | None]:
     return {name: mean(numbers) if numbers else None, f"{name}_std": stdev(numbers) if len(numbers) > 1 else None}
 
 
-def _judged(control: str, differences: list[float]) -> str:
-    """What the differences of the method from a control say; only two controls are judged, the others inform."""
+def _conclude(control: str, differences: list[float]) -> str:
+    """What the differences of the method from a control say; only two controls have a verdict, the others inform."""
     if not differences:
         return "no accuracy on the global test to compare"
     if len(differences) == 1:
@@ -90,25 +103,25 @@ def _judged(control: str, differences: list[float]) -> str:
     return ""
 
 
-def verdict_lines(verdicts: Sequence[dict[str, Any]]) -> list[str]:
+def verdict_lines(verdicts: Sequence[ControlVerdict]) -> list[str]:
     """What the numbers are, then a sentence per verdict; nothing where no controls ran."""
     return [LEGEND, *map(_line, verdicts)] if verdicts else []
 
 
-def _line(verdict: dict[str, Any]) -> str:
-    method, control = verdict["method"], verdict["control"]
+def _line(found: ControlVerdict) -> str:
+    method, control = found.method, found.control
+    gain, difference = _points(found.gain, found.gain_std), _points(found.difference, found.difference_std)
     if control == WITHOUT_SYNTHESIS:
-        text = f"{method} gains {_points(verdict, 'gain')} over its run {WITHOUT_SYNTHESIS}"
-    elif verdict["gain"] is None:  # it has no such run, or no global model
-        text = f"{method} − {control}: {_points(verdict, 'difference')}"
+        text = f"{method} gains {gain} over its run {WITHOUT_SYNTHESIS}"
+    elif found.gain is None:  # it has no such run, or no global model
+        text = f"{method} − {control}: {difference}"
     else:
-        gains = f"{method} {_points(verdict, 'gain')}, {control} {_points(verdict, 'control_gain')}"
-        text = f"{gains} over the run {WITHOUT_SYNTHESIS}; difference {_points(verdict, 'difference')}"
-    return f"{text} (n = {verdict['n']})" + (f"; {verdict['verdict']}" if verdict["verdict"] else "")
+        gains = f"{method} {gain}, {control} {_points(found.control_gain, found.control_gain_std)}"
+        text = f"{gains} over the run {WITHOUT_SYNTHESIS}; difference {difference}"
+    return f"{text} (n = {found.n})" + (f"; {found.verdict}" if found.verdict else "")
 
 
-def _points(verdict: dict[str, Any], name: str) -> str:
-    if verdict[name] is None:
+def _points(mean: float | None, spread: float | None) -> str:
+    if mean is None:
         return "unknown"
-    spread = verdict[f"{name}_std"]
-    return f"{verdict[name]:+.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    return f"{mean:+.2f}" + ("" if spread is None else f" ± {spread:.2f}")

@@ -6,17 +6,17 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fedsynth.components.class_counts import count_classes
+from fedsynth.evaluation.results import OwnGan
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.timeline import ANSWERED, KEPT_ROWS
-from fedsynth.privacy import ledger_words
+from fedsynth.privacy import LedgerRow, ledger_words
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Code, Figure, Table, Words, megabytes, percent, seconds
+from fedsynth.report.coverage import say_spans
 from fedsynth.report.holdings import client_counts, over_network, silent_sites
-from fedsynth.report.outcome import class_names
-from fedsynth.report.reading import RunRecord, number, pick
+from fedsynth.report.reading import RunRecord
 from fedsynth.report.svg import Cells
 
 MOST_ROUNDS = 400
@@ -58,7 +58,7 @@ def took_part(run: RunRecord) -> list[Block]:
 def _outcomes(run: RunRecord) -> dict[tuple[str, int], str]:
     """For each client and round, what came of the method's requests; evaluation is left aside."""
     outcomes: dict[tuple[str, int], list[bool]] = {}
-    asked_first = over_network(run) and pick(run.config, "evaluation", "class_counts")
+    asked_first = over_network(run) and run.setting("evaluation", "class_counts")
     counting = {row["client"] for row in run.timeline} if asked_first else set()
     for row in run.timeline:
         if row["task"] == count_classes.name and row["client"] in counting:
@@ -97,7 +97,7 @@ def _missing(run: RunRecord, clients: Iterable[str], cells: dict[tuple[str, int]
     for (client, round), kind in sorted(cells.items()):
         if kind == KINDS[2][0]:
             rounds.setdefault(client, []).append(round)
-    counts, names = client_counts(run), class_names(run)
+    counts, names = client_counts(run), run.manifest.classes
     if silent_sites(run):
         counts = {}  # shares of what some have would say too much
     totals = [sum(column) for column in zip(*counts.values(), strict=True)]
@@ -108,7 +108,7 @@ def _missing(run: RunRecord, clients: Iterable[str], cells: dict[tuple[str, int]
             (n / total, name) for n, total, name in zip(counts.get(client, []), totals, names, strict=False) if total
         ]
         most = [f"{percent(share, 0)} of class {name}" for share, name in sorted(held, reverse=True) if share >= HELD]
-        text = f"The result leaves out client {client} in round{'s' if len(missed) > 1 else ''} {_ranges(missed)}"
+        text = f"The result leaves out client {client} in round{'s' if len(missed) > 1 else ''} {say_spans(missed)}"
         lines.append(f"{text}; it holds {', '.join(most)}." if most else f"{text}.")
     return lines
 
@@ -122,65 +122,52 @@ def _most_telling(lines: list[str]) -> list[str]:
     )
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """1–3, 7."""
-    runs: list[list[int]] = []
-    for value in numbers:
-        if runs and value == runs[-1][1] + 1:
-            runs[-1][1] = value
-        else:
-            runs.append([value, value])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
-
-
 def _failures(run: RunRecord) -> list[Block]:
-    kept = pick(run.summary, "failures") or pick(run.participation, "failures") or []
+    kept = (run.summary.failures if run.summary else []) or run.participation.failures
     if not kept:
         return [] if run.state == "running" else [Words(["No failure was recorded."])]
-    rows = [[str(row.get(key, "")) for key in ("client", "round", "task", "kind", "message")] for row in kept]
+    rows = [[row.client, str(row.round), row.task, row.kind, row.message] for row in kept]
     return [Table("Failures", ["client", "round", "task", "kind", "what happened"], rows, numbers=False, stacked=True)]
 
 
 def cost(run: RunRecord) -> list[Block]:
     """Bytes by task, and time."""
-    by_task = pick(run.summary, "bytes", "by_task")
-    if not by_task:
+    summary = run.summary
+    if summary is None or not summary.bytes.by_task:
         return [Words(["Bytes by task are written when a run ends."])]
     rows = [
-        [f"{task} (evaluation)" if task == EVALUATION else task, megabytes(moved["up"]), megabytes(moved["down"])]
-        for task, moved in by_task.items()
+        [f"{task} (evaluation)" if task == EVALUATION else task, megabytes(moved.up), megabytes(moved.down)]
+        for task, moved in summary.bytes.by_task.items()
     ]
-    rows.append(
-        ["the method, without evaluation", *(megabytes(number(run.summary, "bytes", way)) for way in ("up", "down"))]
-    )
+    rows.append(["the method, without evaluation", megabytes(summary.bytes.up), megabytes(summary.bytes.down)])
     times = [
-        ["Run, start to end", seconds(number(run.summary, "seconds"))],
-        ["Clients' work, added up", seconds(number(run.participation, "client_seconds"))],
-        ["Server's own work, over all cores", seconds(number(run.summary, "server_seconds"))],
-        ["Simulated clock", seconds(number(run.summary, "simulated_seconds"))],
-        ["Client epochs", f"{number(run.summary, 'client_epochs') or 0:,.0f}"],
+        ["Run, start to end", seconds(summary.seconds)],
+        ["Clients' work, added up", seconds(run.participation.client_seconds)],
+        ["Server's own work, over all cores", seconds(summary.server_seconds)],
+        ["Simulated clock", seconds(summary.simulated_seconds)],
+        ["Client epochs", f"{summary.client_epochs:,.0f}"],
     ]
     return [Table("Bytes by task", ["task", "up", "down"], rows), Table("Time", ["what", "how much"], times)]
 
 
 def privacy(run: RunRecord) -> list[Block]:
     """The ledger in plain words, and as a table."""
-    rows = pick(run.summary, "privacy")
-    if rows is None:
+    if run.summary is None:
         return [Words(["The ledger is added up when a run ends."])]
-    return [Words(ledger_words(rows)), ledger_table(rows)]
+    rows = run.summary.privacy
+    return [Words(ledger_words(rows)), _ledger_table(rows)]
 
 
-def ledger_table(rows: Iterable[dict[str, Any]]) -> Table:
-    """What left, how often, and what is proven about it."""
+def _ledger_table(rows: Iterable[LedgerRow]) -> Table:
+    """What was released, how often, and what is proven about it."""
     cells = [
         [
-            f"{row['what']} ({row['task']})" if row["task"] else str(row["what"]),
-            _who(row["clients"]),
-            str(row["times"]),
-            str(row["mechanism"]),
-            str(row["proven"]),
-            str(row["not_covered"] or "–"),
+            f"{row.what} ({row.task})" if row.task else row.what,
+            _who(row.clients),
+            str(row.times),
+            row.mechanism,
+            row.proven,
+            row.not_covered or "–",
         ]
         for row in rows
     ]
@@ -189,7 +176,7 @@ def ledger_table(rows: Iterable[dict[str, Any]]) -> Table:
 
 
 def _who(clients: Sequence[str]) -> str:
-    shown = ", ".join(map(str, clients[:6]))
+    shown = ", ".join(clients[:6])
     return shown if len(clients) <= 6 else f"{shown} … ({len(clients)} in all)"
 
 
@@ -204,28 +191,28 @@ SHORT = {
 
 def quality(run: RunRecord) -> list[Block]:
     """What `fedsynth quality` found out about the synthetic data."""
-    if not run.quality:
+    found = run.quality
+    if found is None:
         text = f"Not measured. “fedsynth quality {run.path}” measures it, where the method showed synthetic images."
         return [Words([text])]
-    rows = [[str(row["measure"]), str(row["value"]), str(row["meaning"])] for row in run.quality["measures"]]
-    per_class = run.quality["per_class"]
-    names = class_names(run)
+    rows = [[row.measure, row.value, row.meaning] for row in found.measures]
+    names = run.manifest.classes
     cells = [
         [name, *("–" if v is None else f"{100 * v:.0f} %" for v in column)]
-        for name, *column in zip(names, *per_class.values(), strict=True)
+        for name, *column in zip(names, *found.per_class.values(), strict=True)
     ]
     return [
-        Words([str(text) for text in run.quality["words"]]),
+        Words(found.words),
         Table("Quality of the synthetic images", ["measure", "value", "meaning"], rows, numbers=False),
-        Table("By class (trained on → judged on)", ["class", *(SHORT.get(name, name) for name in per_class)], cells),
-        *(_own_gan(names, **found) for found in run.quality.get("own_gans", [])),
+        Table("By class (trained on → tested on)", ["class", *(SHORT.get(n, n) for n in found.per_class)], cells),
+        *(_own_gan(names, own) for own in found.own_gans),
     ]
 
 
-def _own_gan(names: Sequence[str], client: str, rows: list[list[Any]]) -> Table:
+def _own_gan(names: Sequence[str], own: OwnGan) -> Table:
     """Whether the images of one client's own GAN lie near to its records."""
-    title = f"The GAN of client {client}: images nearer to its own records than to as many held-out ones"
-    cells = [[names[label], str(records), f"{100 * share:.0f} %"] for label, records, share in rows]
+    title = f"The GAN of client {own.client}: images nearer to its own records than to as many held-out ones"
+    cells = [[names[label], str(records), f"{100 * share:.0f} %"] for label, records, share in own.rows]
     return Table(title, ["class", "own records", "nearer (about 50 % without copying)"], cells)
 
 
@@ -239,12 +226,11 @@ def command_again(run: RunRecord) -> str:
 
 def reproduce(run: RunRecord) -> list[Block]:
     """Command, versions, seeds, hashes and the whole config."""
-    seeds = {"seed": run.seed, "data_seed": pick(run.config, "data_seed")}
+    seeds = {"seed": run.seed, "data_seed": run.setting("data_seed")}
     rows = [[name, "as seed" if value is None else str(value)] for name, value in seeds.items()]
-    rows += [[f"hash of the {name}", str(value)] for name, value in (pick(run.manifest, "fingerprint") or {}).items()]
+    rows += [[f"hash of the {name}", value] for name, value in run.manifest.fingerprint.items()]
     rows += [
-        [f"hash of the {name}" if name in ("code", "config") else name, str(value)]
-        for name, value in run.versions.items()
+        [f"hash of the {name}" if name in ("code", "config") else name, value] for name, value in run.versions.items()
     ]
     return [
         Words(["The same versions on the same kind of processor give the same bits."]),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.described import RunData
+from fedsynth.data.run_data import RunData
+from fedsynth.evaluation.results import MissedClient
 from fedsynth.federation.participation import EVALUATION, Participation
 
 NOTABLE = 0.5  # a client that holds this share of a class's training examples is named with the class
 
 
-def missed_clients(participation: Participation, data: RunData, counted: bool = False) -> list[dict[str, Any]]:
+def missed_clients(participation: Participation, data: RunData, counted: bool = False) -> list[MissedClient]:
     """For each client that did not answer some request of the method: the rounds, and its share of each class.
 
     The shares are None where not all clients told what they hold. `counted`: they were asked that before the method
@@ -29,7 +30,7 @@ def missed_clients(participation: Participation, data: RunData, counted: bool = 
         return []
     held = _shares(data, set(rounds))
     return [
-        {"client": client, "rounds": sorted(missed), "classes": None if held is None else held[client]}
+        MissedClient(client=client, rounds=sorted(missed), classes=None if held is None else held[client])
         for client, missed in sorted(rounds.items())
     ]
 
@@ -48,18 +49,17 @@ def _shares(data: RunData, clients: set[str]) -> dict[str, dict[str, float]] | N
     }
 
 
-def missed_words(missed: dict[str, Any]) -> str:
+def missed_words(missed: MissedClient) -> str:
     """A sentence about one such client."""
-    told = missed["classes"]
-    held = sorted((told or {}).items(), key=lambda entry: -entry[1])
+    held = sorted((missed.classes or {}).items(), key=lambda entry: -entry[1])
     listed = ", ".join(f"{share:.0%} of class {name}" for name, share in held if share >= NOTABLE)
     holds = f"; it holds {listed}" if listed else ""
-    if told is None:
+    if missed.classes is None:
         holds = "; which classes that cost is not known: the sites did not tell what they hold"
-    return f"the result misses client {missed['client']} in round {_spans(missed['rounds'])}{holds}"
+    return f"the result misses client {missed.client} in round {say_spans(missed.rounds)}{holds}"
 
 
-def _spans(rounds: list[int]) -> str:
+def say_spans(rounds: Sequence[int]) -> str:
     """1–3, 7 for 1, 2, 3, 7."""
     spans: list[list[int]] = []
     for number in rounds:

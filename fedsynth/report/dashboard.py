@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.report.blocks import Block, Section, Table, Words, percent
 from fedsynth.report.page import Page, comparison_of, run_page
-from fedsynth.report.reading import glance, number, read_run
+from fedsynth.report.reading import glance, read_run
 
 DEPTH = 3  # runs, runs of a comparison, trials of its tuning
 REFRESH = 5  # seconds
@@ -82,17 +82,14 @@ def overview(root: Path) -> Page:
 
 def _row(name: str, path: Path) -> tuple[list[str], str]:
     run = glance(path)
-    last: dict[str, Any] = run.metrics[-1] if run.metrics else {}
-    rounds = number(run.config, "train", "rounds")
-    judged = [value for row in run.metrics if (value := number(row, "validation", "accuracy")) is not None]
     cells = [
         name,
         run.state,
         run.method,
         str(run.seed),
-        f"{last.get('round', 0)}" + (f" of {rounds:.0f}" if rounds is not None else ""),
-        percent(judged[-1] if judged else None),
-        percent(number(run.summary, "test", "accuracy")),
+        f"{run.metrics[-1].round if run.metrics else 0}{run.planned_rounds}",
+        percent(run.validated[-1] if run.validated else None),
+        percent(run.summary.test.accuracy if run.summary else None),
         _age(path / "metrics.jsonl"),
     ]
     return cells, run.state

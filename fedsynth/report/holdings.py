@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedsynth.federation.records import Groups, Matrix, read_record
+from fedsynth.federation.records import Groups, Matrix
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Figure, Gallery, Table, Words
-from fedsynth.report.outcome import class_names
-from fedsynth.report.reading import RunRecord, pick, read_inside
+from fedsynth.report.plots import arrange_by_class
+from fedsynth.report.reading import RunRecord, read_inside
 
 NO_COUNTS = "The manifest has no counts per client (it keeps them for up to 2,000 clients)."
 NOT_TOLD = (
@@ -24,19 +24,18 @@ NOT_TOLD = (
 MOST_CLIENTS = 200  # columns of the split's picture
 MOST_PICTURES = 6  # rounds of one name
 PICTURE_BYTES = 1_500_000  # of all pictures of a page together
-PER_CLASS = 10
 
 
 def split(run: RunRecord) -> list[Block]:
     """The split as a picture: clients across, classes down."""
     counts = client_counts(run)
-    names = class_names(run)
+    names = run.manifest.classes
     if not counts:
         return [Words([NOT_TOLD if over_network(run) else NO_COUNTS])]
     shown = list(counts)[:MOST_CLIENTS]
     largest = max((value for row in counts.values() for value in row), default=0)
     grid = [[float(counts[client][k]) or None for client in shown] for k in range(len(names))]
-    skew, sizes = pick(run.manifest, "skew") or {}, [sum(row) for row in counts.values()]
+    skew, sizes = run.manifest.skew, [sum(row) for row in counts.values()]
     missing = sum(value == 0 for row in counts.values() for value in row) / max(1, len(counts))
     words = (
         f"Training examples of {len(counts)} clients and {len(names)} classes; stronger is more, empty is none. The "
@@ -57,26 +56,24 @@ def split(run: RunRecord) -> list[Block]:
         "kl_mean": "mean Kullback–Leibler divergence between two clients",
         "hellinger_mean": "mean Hellinger distance between two clients",
     }
-    realised = [f"Realised skew: {text} {skew[key]:.3f}." for key, text in said.items() if key in skew]
+    realised = [f"Realised skew: {text} {skew[key]:.3f}." for key, text in said.items() if skew.get(key) is not None]
     figure = Figure("Who has what", drawn, words, steps=("1", str(largest)), numbers=numbers)
     return [figure, Words(realised)] if realised else [figure]
 
 
 def over_network(run: RunRecord) -> bool:
     """Whether the data of a run was at the sites of a network."""
-    return bool(pick(run.manifest, "sites"))
+    return bool(run.manifest.sites)
 
 
 def silent_sites(run: RunRecord) -> int:
     """How many sites of a network did not tell what they hold."""
-    sites = pick(run.manifest, "sites")
-    return len(set(sites) - set(client_counts(run))) if isinstance(sites, dict) else 0
+    return len(run.manifest.sites.keys() - client_counts(run).keys())
 
 
 def client_counts(run: RunRecord) -> dict[str, list[int]]:
     """Training examples per client and class; empty where the manifest does not say."""
-    per_client = pick(run.manifest, "counts", "per_client") or {}
-    return {str(client): [int(value) for value in parts["train"]] for client, parts in per_client.items()}
+    return {client: parts["train"] for client, parts in run.manifest.counts.per_client.items()}
 
 
 def samples(run: RunRecord) -> list[Block]:
@@ -111,7 +108,7 @@ def _spread(rounds: list[int]) -> list[int]:
 def _sample_figure(run: RunRecord, name: str, round: int, stem: str) -> tuple[Figure | None, int]:
     """A picture of one round, and its size in bytes; None and a problem where it cannot be read."""
     title = f"{name}, round {round}"
-    names = class_names(run)
+    names = run.manifest.classes
     try:
         images, labels = _arrays(run.path, f"samples/{stem}.safetensors")
         classes = names or [str(k) for k in range(int(labels.max(initial=0)) + 1)]
@@ -146,14 +143,7 @@ def _mosaic(images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[bytes
     colours = images.shape[1] == 3
     shown = images if colours else images.mean(axis=1, keepdims=True)
     pixels = np.nan_to_num(np.clip(shown, 0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
-    high, wide = pixels.shape[1] + 1, pixels.shape[2] + 1
-    canvas = np.full((high * classes, wide * PER_CLASS, pixels.shape[3]), 128, np.uint8)
-    counts = []
-    for k in range(classes):
-        chosen = np.flatnonzero(labels == k)[:PER_CLASS]
-        counts.append(len(chosen))
-        for place, row in enumerate(chosen):
-            canvas[k * high : (k + 1) * high - 1, place * wide : (place + 1) * wide - 1] = pixels[row]
+    canvas, counts = arrange_by_class(pixels, labels, classes, 128)
     file = io.BytesIO()
     Image.fromarray(canvas if colours else canvas[:, :, 0]).save(file, "PNG", optimize=True)
     return file.getvalue(), (canvas.shape[1], canvas.shape[0]), counts
@@ -164,12 +154,7 @@ def recorded(run: RunRecord) -> list[Block]:
     if not run.records:
         return [Words(["The method recorded nothing of this kind (similarities, groups, tables)."])]
     blocks: list[Block] = []
-    for name, value in run.records.items():
-        try:
-            record = read_record(value)
-        except ValueError as error:
-            run.problems.append(f'records.json: "{name}" is damaged and was left out ({str(error).splitlines()[0]}).')
-            continue
+    for name, record in run.records.items():
         about = f"{name}. {record.about}" if record.about else f"{name}."
         about += f" Recorded in round {record.round}." if record.round else " Recorded before the first round."
         if isinstance(record, Matrix):
@@ -180,7 +165,7 @@ def recorded(run: RunRecord) -> list[Block]:
         else:
             cells = [[_cell(cell) for cell in row] for row in record.rows]
             blocks.append(Table(about, record.columns, cells))
-    return blocks or [Words(["What the method recorded is damaged."])]
+    return blocks
 
 
 def _matrix(name: str, about: str, record: Matrix) -> Figure:

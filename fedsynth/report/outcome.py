@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterable
 
+from fedsynth.evaluation.results import Best, ClientScores, View
 from fedsynth.report import svg
-from fedsynth.report.blocks import Block, Figure, Table, Words, megabytes, percent, seconds
-from fedsynth.report.reading import RunRecord, number, pick
+from fedsynth.report.blocks import Block, Figure, Table, Words, megabytes, percent, seconds, show
+from fedsynth.report.reading import RunRecord
 from fedsynth.report.svg import Series
 
 BARS = 40  # more rows than this become a curve over ranks
@@ -14,32 +16,29 @@ BARS = 40  # more rows than this become a curve over ranks
 
 def headline(run: RunRecord) -> list[Block]:
     """The result in one table."""
-    if not run.summary:
+    summary = run.summary
+    if summary is None:
         return [Words([_unfinished(run)], notice=True), *_so_far(run)]
-    test, clients = pick(run.summary, "test") or {}, pick(run.summary, "clients") or {}
-    own = "each client's own model" if clients.get("view") == "personal" else "the global model"
-    judged = f"{own}, each on its own test part; n = {clients.get('n', 0)} clients"
-    moved = pick(run.summary, "bytes") or {}
-    best, sizes = pick(run.summary, "best") or {}, [moved.get("up", 0), moved.get("down", 0)]
-    reason = f"none: {test.get('reason')}" if number(test, "accuracy") is None else percent(number(test, "accuracy"))
+    test, clients = summary.test, summary.clients
+    own = "each client's own model" if clients.view == "personal" else "the global model"
+    evaluated = f"{own}, each on its own test part; n = {clients.n} clients"
     rows = [
-        ["Global model on the global test set", reason],
-        ["– variance over the classes", _squared(number(test, "class_variance"))],
-        ["– worst class", percent(number(test, "worst_class"))],
-        [f"Clients, mean ({judged})", percent(number(clients, "mean"))],
+        ["Global model on the global test set", f"none: {test.reason}" if test.reason else percent(test.accuracy)],
+        ["– variance over the classes", show(test.class_variance, ".0f", 1, " %²")],
+        ["– worst class", percent(test.worst_class)],
+        [f"Clients, mean ({evaluated})", percent(clients.mean)],
         ["– worst client", _worst(clients)],
-        ["– variance over the clients", _squared(number(clients, "variance"))],
-        ["Best validation accuracy (selection uses validation only)", _best(best)],
-        ["Rounds", str(pick(run.summary, "rounds"))],
-        ["Sent by the method, up and down", megabytes(sum(sizes))],
-        ["Client epochs, all clients together", f"{number(run.summary, 'client_epochs') or 0:,.0f}"],
-        ["Time of the run", seconds(number(run.summary, "seconds"))],
-        ["Requests that were not answered", str(pick(run.summary, "failed") or 0)],
+        ["– variance over the clients", show(clients.variance, ".0f", 1, " %²")],
+        ["Best validation accuracy (selection uses validation only)", _best(summary.best)],
+        ["Rounds", str(summary.rounds)],
+        ["Sent by the method, up and down", megabytes(summary.bytes.up + summary.bytes.down)],
+        ["Client epochs, all clients together", f"{summary.client_epochs:,.0f}"],
+        ["Time of the run", seconds(summary.seconds)],
+        ["Requests that were not answered", str(summary.failed)],
     ]
-    notes = [str(note) for note in pick(run.summary, "notes") or []]
     blocks: list[Block] = [Table("The result of this run", ["measure", "value"], rows)]
     blocks.append(Words(["One seed, so a single run: how far another seed would be from this is not known."]))
-    return [*blocks, Words(notes, notice=True)] if notes else blocks
+    return [*blocks, Words(summary.notes, notice=True)] if summary.notes else blocks
 
 
 def _unfinished(run: RunRecord) -> str:
@@ -55,61 +54,50 @@ def _unfinished(run: RunRecord) -> str:
 def _so_far(run: RunRecord) -> list[Block]:
     if not run.metrics:
         return []
-    last = run.metrics[-1]
-    rounds = number(run.config, "train", "rounds")
-    of = f" of {rounds:.0f}" if rounds is not None else ""
-    judged = [number(row, "validation", "accuracy") for row in run.metrics]
-    known = [value for value in judged if value is not None]
+    last, known = run.metrics[-1], run.validated
     rows = [
-        ["Rounds", f"{last.get('round')}{of}"],
+        ["Rounds", f"{last.round}{run.planned_rounds}"],
         ["Validation accuracy, last", percent(known[-1] if known else None)],
         ["Validation accuracy, best", percent(max(known, default=None))],
-        [
-            "Sent by the method, up and down",
-            megabytes(sum(number(last, f"bytes_{way}") or 0 for way in ("up", "down"))),
-        ],
-        ["Time so far", seconds(number(last, "seconds"))],
-        ["Requests that were not answered", str(last.get("failed", 0))],
+        ["Sent by the method, up and down", megabytes(last.bytes_up + last.bytes_down)],
+        ["Time so far", seconds(last.seconds)],
+        ["Requests that were not answered", str(last.failed)],
     ]
     return [Table("So far", ["measure", "value"], rows)]
 
 
-def _worst(clients: dict[str, Any]) -> str:
-    worst = number(clients, "worst")
-    return "–" if worst is None else f"{percent(worst)} (client {clients.get('worst_client')})"
+def _worst(clients: ClientScores) -> str:
+    return "–" if clients.worst is None else f"{percent(clients.worst)} (client {clients.worst_client})"
 
 
-def _best(best: dict[str, Any]) -> str:
-    accuracy = number(best, "accuracy")
-    return "–" if accuracy is None or accuracy < 0 else f"{percent(accuracy)} (round {best.get('round')})"
-
-
-def _squared(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f} %²"
+def _best(best: Best) -> str:
+    return "–" if best.accuracy < 0 else f"{percent(best.accuracy)} (round {best.round})"
 
 
 def accuracy_series(run: RunRecord, name: str = "", colour: int = 0) -> list[Series]:
     """Validation accuracy over the rounds in percent, and the global test where the run recorded it."""
     prefix = f"{name}, " if name else ""
-    return [
-        Series(f"{prefix}{title}", points, colour, dashed)
-        for part, title, dashed in (("validation", "validation", False), ("test", "global test", True))
-        if (points := _points(run, part, "accuracy"))
+    validation = [(row.round, row.validation.accuracy) for row in run.metrics if row.validation]
+    test = [(row.round, row.test.accuracy) for row in run.metrics if row.test]
+    lines = [
+        Series(f"{prefix}validation", _in_percent(validation), colour),
+        Series(f"{prefix}global test", _in_percent(test), colour, dashed=True),
     ]
+    return [line for line in lines if line.points]
 
 
-def _points(run: RunRecord, part: str, key: str) -> list[tuple[float, float]]:
-    found = [(number(row, "round"), number(row, part, key)) for row in run.metrics]
-    return [(x, 100 * y) for x, y in found if x is not None and y is not None]
+def _in_percent(points: Iterable[tuple[int, float | None]]) -> list[tuple[float, float]]:
+    """Points of a line; what is not known or not finite is left out."""
+    return [(x, 100 * y) for x, y in points if y is not None and math.isfinite(y)]
 
 
 def curves(run: RunRecord) -> list[Block]:
     """Accuracy over the rounds."""
     series = accuracy_series(run)
-    worst = _points(run, "validation", "worst")
+    worst = _in_percent((row.round, row.validation.worst) for row in run.metrics if row.validation)
     series += [Series("worst client, validation", worst, 1)] if worst else []
     if not series:
-        return [Words(["No round was judged (evaluation.every = 0, or the run has not come so far)."])]
+        return [Words(["No round was evaluated (evaluation.every = 0, or the run has not come so far)."])]
     words = ". ".join(_course(line) for line in series) + "."
     marked = any(line.dashed for line in series)
     return [
@@ -119,7 +107,7 @@ def curves(run: RunRecord) -> list[Block]:
             words
             + (" The test curve was asked for (evaluation.test_curve); nothing is selected by it." if marked else ""),
             series,
-            numbers=_course_table(series),
+            numbers=curve_table(series),
         )
     ]
 
@@ -132,7 +120,8 @@ def _course(line: Series) -> str:
     return f"{name}: {start:.1f} % in round {first:.0f}, {end:.1f} % in round {last:.0f}, {best}"
 
 
-def _course_table(series: list[Series]) -> Table:
+def curve_table(series: list[Series]) -> Table:
+    """The numbers of lines over the rounds."""
     by_line = [dict(line.points) for line in series]
     rounds = sorted({x for line in by_line for x in line})
     rows = [[f"{x:.0f}", *(f"{line[x]:.2f}" if x in line else "–" for line in by_line)] for x in rounds]
@@ -142,13 +131,12 @@ def _course_table(series: list[Series]) -> Table:
 def clients(run: RunRecord) -> list[Block]:
     """Every client's accuracy on its own test part."""
     if not run.clients:
-        return [Words(["Clients are judged when a run ends; there is nothing yet."])]
-    view = str(pick(run.summary, "clients", "view") or "global")
-    other = "global" if view == "personal" else "personal"
+        return [Words(["Clients are evaluated when a run ends; there is nothing yet."])]
+    view: View = run.summary.clients.view if run.summary else "global"
+    other: View = "global" if view == "personal" else "personal"
     first = [(row["client"], _cell(row, f"{view}/test/accuracy")) for row in run.clients]
     second = [_cell(row, f"{other}/test/accuracy") for row in run.clients]
-    order = sorted(range(len(first)), key=lambda i: -1.0 if first[i][1] is None else -(first[i][1] or 0.0))
-    order.sort(key=lambda i: first[i][1] is None)
+    order = sorted(range(len(first)), key=lambda i: (first[i][1] is None, -(first[i][1] or 0.0)))
     rows, marks = [first[i] for i in order], [second[i] for i in order]
     known = [value for _, value in rows if value is not None]
     if not known:
@@ -197,18 +185,13 @@ def _shown(key: str, text: str) -> str:
     return percent(float(text)) if key.endswith("accuracy") and text else text or "–"
 
 
-def class_names(run: RunRecord) -> list[str]:
-    """The names of the classes, as the manifest has them."""
-    return [str(name) for name in pick(run.manifest, "classes") or []]
-
-
 def classes(run: RunRecord) -> list[Block]:
     """The global model on the global test set, class by class."""
-    accuracies = pick(run.summary, "test", "class_accuracy")
+    accuracies = run.summary.test.class_accuracy if run.summary else []
     if not accuracies:
-        return [Words(["There is no global model that was judged on the global test set, class by class."])]
-    names = class_names(run) or [str(place) for place in range(len(accuracies))]
-    values = [None if value is None else 100 * float(value) for value in accuracies]
+        return [Words(["There is no global model that was evaluated on the global test set, class by class."])]
+    names = run.manifest.classes or [str(place) for place in range(len(accuracies))]
+    values = [None if value is None else 100 * value for value in accuracies]
     rows = list(zip(names, values, strict=True))
     known = [value for value in values if value is not None]
     worst = min(rows, key=lambda row: 101.0 if row[1] is None else row[1])
@@ -217,10 +200,10 @@ def classes(run: RunRecord) -> list[Block]:
         f"(class {worst[0]}) to {max(known):.1f} %."
     )
     series = [Series("global model", list(enumerate(sorted(known, reverse=True), 1)), 0)]
-    held = pick(run.manifest, "counts", "per_class", "train") or [""] * len(rows)
+    held = [str(count) for count in run.manifest.counts.per_class.get("train", [])] or [""] * len(rows)
     table = Table(
         "Every class",
         ["class", "accuracy on the global test", "training examples, all clients"],
-        [[name, "–" if v is None else f"{v:.2f} %", str(count)] for (name, v), count in zip(rows, held, strict=False)],
+        [[name, "–" if v is None else f"{v:.2f} %", count] for (name, v), count in zip(rows, held, strict=False)],
     )
     return [_ranked("Accuracy by class", words, rows, [], series, "class, best first"), table]

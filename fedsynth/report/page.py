@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedsynth import __version__
 from fedsynth.errors import ConfigError
+from fedsynth.evaluation.results import ComparisonPlan, TuningResult
 from fedsynth.federation.store import write_atomically
 from fedsynth.report import course, holdings, outcome, side_by_side
 from fedsynth.report.blocks import Section, section
-from fedsynth.report.reading import RunRecord, pick, read_inside, read_run
+from fedsynth.report.reading import RunRecord, read_inside, read_run, say_fault
 
 STYLES = {"finished": "good", "running": "warn", "failed": "bad", "interrupted": "warn"}
 
@@ -75,18 +74,16 @@ def run_page(run: RunRecord) -> Page:
         ("reproduce", "How to reproduce it", course.reproduce),
     ]
     sections = [section(id, title, run.problems, lambda make=make: make(run)) for id, title, make in parts]  # type: ignore[misc]
-    data = pick(run.summary, "data", "name") or pick(run.config, "data", "name") or "unknown data"
     stamps = [{"text": run.state, "style": STYLES[run.state]}, {"text": "single run", "style": "warn"}]
-    about = (
-        f"{run.method} on {data}, seed {run.seed}, {pick(run.manifest, 'clients') or 'an unknown number of'} clients."
-    )
+    count = run.manifest.clients or "an unknown number of"
+    about = f"{run.method} on {run.data}, seed {run.seed}, {count} clients."
     return Page(f"{run.name}", "report of a run", about, sections, run.problems, stamps)
 
 
 def comparison_page(
     runs: Sequence[RunRecord],
     title: str,
-    tuned: dict[str, Any] | None = None,
+    tuned: Sequence[TuningResult] = (),
     problems: Sequence[str] = (),
     links: dict[str, str] | None = None,
 ) -> Page:
@@ -100,7 +97,7 @@ def comparison_page(
         ("clients", "Clients", lambda: side_by_side.clients(groups)),
         ("classes", "Classes", lambda: side_by_side.classes(groups)),
         ("controls", "Controls", lambda: side_by_side.controls(groups)),
-        ("tuning", "Tuning", lambda: side_by_side.tuning(tuned or {})),
+        ("tuning", "Tuning", lambda: side_by_side.tuning(tuned)),
         ("splits", "Splits", lambda: side_by_side.splits(groups)),
         ("split", "Who has what", lambda: holdings.split(runs[0])),
         ("privacy", "What left the clients", lambda: side_by_side.privacy(groups)),
@@ -118,11 +115,11 @@ def comparison_of(folder: Path, links: dict[str, str] | None = None) -> Page:
     problems: list[str] = []
     runs = []
     try:
-        planned = json.loads(read_inside(folder, "comparison.json"))["planned"]
-        labels = [_label_and_name(plan) for plan in planned]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f'"{folder}" is not the folder of a comparison ({error}).') from None
-    for label, name in labels:
+        plan = ComparisonPlan.model_validate_json(read_inside(folder, "comparison.json"))
+        named = [(run.label, str(run.experiment["name"])) for run in plan.planned]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f'"{folder}" is not the folder of a comparison ({say_fault(error)}).') from None
+    for label, name in named:
         try:
             run = read_run(_inside(folder, name))
         except ConfigError:
@@ -135,12 +132,6 @@ def comparison_of(folder: Path, links: dict[str, str] | None = None) -> Page:
     return comparison_page(runs, folder.name, _tuned(folder, problems), problems, links)
 
 
-def _label_and_name(plan: dict[str, Any]) -> tuple[str, str]:
-    """A planned run as it was kept; earlier comparisons kept the experiment alone, labelled by its method."""
-    table = plan.get("experiment", plan)
-    return str(plan["label"] if "experiment" in plan else table["method"]["name"]), str(table["name"])
-
-
 def _inside(folder: Path, name: str) -> Path:
     """A folder of the comparison, never one elsewhere."""
     path = (folder / name).resolve()
@@ -149,14 +140,13 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _tuned(folder: Path, problems: list[str]) -> dict[str, Any]:
-    found = {}
+def _tuned(folder: Path, problems: list[str]) -> list[TuningResult]:
+    found = []
     for file in sorted((folder / "tuning").glob("*.json")):
         try:
-            kept = json.loads(read_inside(folder, f"tuning/{file.name}"))
-            found[str(kept["label"])] = kept
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            problems.append(f"tuning/{file.name} cannot be read: {error}.")
+            found.append(TuningResult.model_validate_json(read_inside(folder, f"tuning/{file.name}")))
+        except (OSError, ValueError) as error:
+            problems.append(f"tuning/{file.name} cannot be read: {say_fault(error)}.")
     return found
 
 

@@ -9,36 +9,25 @@ from typing import Any
 import numpy as np
 
 from fedsynth.data.dataset import Schema
+from fedsynth.evaluation.results import MetricsRow, StressRow
 
-SAMPLE_COLUMNS = 10
+MOST_CLIENTS = 100  # that a picture has room for
+TIMELINE_BARS = 20_000
+PER_CLASS = 10  # images that are shown
 SAMPLE_GROUND = (0.86, 0.89, 0.95)  # neither black nor white, so that the edges of grey images show
 
 
 def plot_split(path: Path, counts: np.ndarray, clients: list[str], schema: Schema) -> None:
-    """Who has what: a bubble per client and class, its area the number of training examples."""
-    classes = schema.class_names or tuple(map(str, range(schema.classes)))
-    width = min(16, 2 + 0.28 * len(clients))
-    height = min(12, 1.5 + 0.28 * len(classes))
-    figure = _figure(max(width, 4), max(height, 3))
-    axes = figure.subplots()
-    rows, columns = np.nonzero(counts)
-    values = counts[rows, columns]
-    largest = max(1, int(counts.max(initial=1)))
-    axes.scatter(rows, columns, s=160 * values / largest, c=values, cmap="viridis_r", vmin=0, vmax=largest)
-    axes.set_xlabel("client")
-    axes.set_ylabel("class")
-    axes.set_title(f"Training examples by client and class (largest: {largest})", fontsize=10)
-    axes.set_xlim(-0.7, len(clients) - 0.3)
-    axes.set_ylim(-0.7, len(classes) - 0.3)
-    if len(clients) <= 40:
-        axes.set_xticks(range(len(clients)), clients, rotation=90 if len(clients) > 12 else 0, fontsize=8)
-    if len(classes) <= 40:
-        axes.set_yticks(range(len(classes)), classes, fontsize=8)
-    figure.savefig(path, dpi=110)
+    """Who has what: the training examples of the first clients, by class; what they lack stays empty."""
+    counts, clients = counts[:MOST_CLIENTS], clients[:MOST_CLIENTS]
+    title = f"Training examples by client and class (largest: {counts.max(initial=0)})"
+    values = np.where(counts > 0, counts, np.nan).T
+    plot_matrix(path, values, _class_names(schema), clients, (), title, axes=("client", "class"))
 
 
 def plot_timeline(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Who worked when on the simulated clock: a bar per request, light where it failed (rows of timeline.csv)."""
+    rows = [row for row in rows if float(row["simulated_end"]) > float(row["simulated_start"])][:TIMELINE_BARS]
     clients = sorted({row["client"] for row in rows}, key=lambda name: (len(name), name))
     place = {client: number for number, client in enumerate(clients)}
     figure = _figure(9, min(14, max(2.5, 1 + 0.22 * len(clients))))
@@ -58,17 +47,22 @@ def plot_timeline(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     figure.savefig(path, dpi=110)
 
 
-def plot_curves(path: Path, runs: Mapping[str, list[dict[str, Any]]], title: str = "") -> None:
-    """Accuracy over the rounds: validation for each run, and the global test where the run recorded it."""
+def plot_curves(path: Path, runs: Mapping[str, Sequence[MetricsRow]], title: str = "") -> None:
+    """Accuracy over the rounds: validation for each run, and the global test where the run recorded it.
+
+    Runs that were not evaluated are left out; without any other there is no picture.
+    """
+    shown = {name: rows for name, rows in runs.items() if any(row.validation for row in rows)}
+    if not shown:
+        return
     figure = _figure(7, 4)
     axes = figure.subplots()
-    for number, (name, rows) in enumerate(runs.items()):
-        colour = f"C{number % 10}"
-        points = [(row["round"], 100 * row["validation"]["accuracy"]) for row in rows if "validation" in row]
-        axes.plot(*zip(*points, strict=True), color=colour, label=f"{name}, validation")
-        points = [(row["round"], 100 * row["test"]["accuracy"]) for row in rows if "test" in row]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=colour, linestyle="--", label=f"{name}, test")
+    for number, (name, rows) in enumerate(shown.items()):
+        validation = [(row.round, 100 * row.validation.accuracy) for row in rows if row.validation]
+        test = [(row.round, 100 * row.test.accuracy) for row in rows if row.test]
+        axes.plot(*zip(*validation, strict=True), color=f"C{number % 10}", label=f"{name}, validation")
+        if test:
+            axes.plot(*zip(*test, strict=True), color=f"C{number % 10}", linestyle="--", label=f"{name}, test")
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy, %")
@@ -96,22 +90,14 @@ def plot_samples(
         raise ValueError(
             f"Images {images.shape} and labels {labels.shape} must be (n, channels, height, width) and (n,)."
         )
-    classes = schema.class_names or tuple(map(str, range(schema.classes)))
-    height, width = images.shape[2] + 1, images.shape[3] + 1  # with a line between neighbours
-    canvas = np.full((height * len(classes) + 1, width * SAMPLE_COLUMNS + 1, 3), SAMPLE_GROUND)
-    empty = []
-    for row in range(len(classes)):
-        chosen = np.flatnonzero(labels == row)[:SAMPLE_COLUMNS]
-        empty += [] if len(chosen) else [row]
-        for column, image in enumerate(_colours(images[chosen], low, high)):
-            top, left = 1 + row * height, 1 + column * width
-            canvas[top : top + height - 1, left : left + width - 1] = image
-    breadth = 5.0
+    classes = _class_names(schema)
+    canvas, counts = arrange_by_class(_colours(images, low, high), labels, len(classes), SAMPLE_GROUND)
+    height, breadth = canvas.shape[0] / len(classes), 5.0
     figure = _figure(breadth + 1, min(60, max(2, 0.7 + breadth * canvas.shape[0] / canvas.shape[1])))
     axes = figure.subplots()
     axes.imshow(canvas, interpolation="nearest")
-    for row in empty:
-        axes.text(width / 2, (row + 0.5) * height, "none", ha="left", va="center", fontsize=8, color="0.4")
+    for row in (row for row, count in enumerate(counts) if not count):
+        axes.text(height / 2, (row + 0.5) * height, "none", ha="left", va="center", fontsize=8, color="0.4")
     axes.set_xticks([])
     axes.set_yticks([(row + 0.5) * height for row in range(len(classes))], classes, fontsize=8)
     axes.tick_params(length=0)
@@ -120,35 +106,59 @@ def plot_samples(
     figure.savefig(path, dpi=110)
 
 
+def arrange_by_class(
+    pixels: np.ndarray, labels: np.ndarray, classes: int, ground: float | tuple[float, ...]
+) -> tuple[np.ndarray, list[int]]:
+    """One large image with a row per class and a line between neighbours, and how many it shows of each class.
+
+    `pixels` are (n, height, width, colours).
+    """
+    high, wide = pixels.shape[1] + 1, pixels.shape[2] + 1
+    canvas = np.full((high * classes, wide * PER_CLASS, pixels.shape[3]), ground, pixels.dtype)
+    counts = []
+    for label in range(classes):
+        chosen = np.flatnonzero(labels == label)[:PER_CLASS]
+        counts.append(len(chosen))
+        for place, row in enumerate(chosen):
+            canvas[label * high : (label + 1) * high - 1, place * wide : (place + 1) * wide - 1] = pixels[row]
+    return canvas, counts
+
+
 def plot_matrix(
     path: Path,
     values: np.ndarray,
-    rows: list[str],
-    columns: list[str],
-    marks: list[tuple[int, int]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    marks: Sequence[tuple[int, int]],
     title: str = "",
+    axes: tuple[str, str] = ("", ""),
 ) -> None:
     """Numbers by row and column as a heat map, the chosen cells with a dot; a cell that is not a number stays empty."""
-    values = np.asarray(values, dtype=float)
-    side = min(14, 2.5 + 0.3 * max(len(rows), len(columns)))
-    figure = _figure(side + 1, side)
-    axes = figure.subplots()
-    drawn = axes.imshow(values, cmap="viridis_r", interpolation="nearest")
+    figure = _figure(min(15, 3.5 + 0.3 * len(columns)), min(14, 2.5 + 0.3 * len(rows)))
+    panel = figure.subplots()
+    drawn = panel.imshow(np.asarray(values, dtype=float), cmap="viridis_r", interpolation="nearest")
     if marks:
         down, across = zip(*marks, strict=True)
-        axes.scatter(across, down, s=14, c="white", edgecolors="black", linewidths=0.8, label="chosen")
-        axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.08))
-    figure.colorbar(drawn, ax=axes, shrink=0.8)
-    if len(columns) <= 40:
-        axes.set_xticks(range(len(columns)), columns, rotation=90 if len(columns) > 12 else 0, fontsize=8)
+        panel.scatter(across, down, s=14, c="white", edgecolors="black", linewidths=0.8, label="chosen")
+        panel.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.08))
+    figure.colorbar(drawn, ax=panel, shrink=0.8)
+    panel.set_xlabel(axes[0])
+    panel.set_ylabel(axes[1])
+    _name_columns(panel, columns)
     if len(rows) <= 40:
-        axes.set_yticks(range(len(rows)), rows, fontsize=8)
-    axes.set_title(title, fontsize=10, loc="left")
+        panel.set_yticks(range(len(rows)), rows, fontsize=8)
+    panel.set_title(title, fontsize=10, loc="left")
     figure.savefig(path, dpi=110)
 
 
 def plot_clients(path: Path, accuracy: Mapping[str, Mapping[str, float]], title: str = "") -> None:
-    """Accuracy of every client, a dot in the colour of each row of results; clients across, in the order given."""
+    """Accuracy of every client, a dot in the colour of each row of results; clients across, in the order given.
+
+    Without clients there is no picture, nor where they are too many.
+    """
+    accuracy = {label: of for label, of in accuracy.items() if of}
+    if not accuracy or max(map(len, accuracy.values())) > MOST_CLIENTS:
+        return
     clients = list(dict.fromkeys(client for of in accuracy.values() for client in of))
     figure = _figure(max(4, min(16, 2 + 0.3 * len(clients))), 4)
     axes = figure.subplots()
@@ -162,11 +172,20 @@ def plot_clients(path: Path, accuracy: Mapping[str, Mapping[str, float]], title:
     axes.set_xlabel("client")
     axes.set_ylabel("accuracy on its own test part, %")
     axes.grid(alpha=0.3)
-    if len(clients) <= 40:
-        axes.set_xticks(range(len(clients)), clients, rotation=90 if len(clients) > 12 else 0, fontsize=8)
+    _name_columns(axes, clients)
     axes.legend(fontsize=8)
     axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=110)
+
+
+def _name_columns(axes: Any, names: Sequence[str]) -> None:
+    """Names below the columns, where there is room for them."""
+    if len(names) <= 40:
+        axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 12 else 0, fontsize=8)
+
+
+def _class_names(schema: Schema) -> tuple[str, ...]:
+    return schema.class_names or tuple(map(str, range(schema.classes)))
 
 
 def _colours(images: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -184,19 +203,19 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def plot_stress(path: Path, rows: list[dict[str, Any]]) -> None:
+def plot_stress(path: Path, rows: Sequence[StressRow]) -> None:
     """Accuracy against the share of trouble: a panel for each kind, a line for each method."""
-    troubles = list(dict.fromkeys(row["trouble"] for row in rows))
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    troubles = list(dict.fromkeys(row.trouble for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))
     figure = _figure(3.2 * len(troubles) + 0.8, 3.4)
     panels = figure.subplots(1, len(troubles), sharey=True, squeeze=False)[0]
     for axes, trouble in zip(panels, troubles, strict=True):
         for number, method in enumerate(methods):
-            found = [row for row in rows if (row["method"], row["trouble"]) == (method, trouble)]
+            found = [row for row in rows if (row.method, row.trouble) == (method, trouble)]
             axes.errorbar(
-                [row["share"] for row in found],
-                [100 * row["accuracy"] for row in found],
-                [100 * (row["std"] or 0) for row in found],
+                [row.share for row in found],
+                [100 * row.accuracy for row in found],
+                [100 * (row.std or 0) for row in found],
                 color=f"C{number % 10}",
                 marker="osD^v<>p*h"[number % 10],
                 capsize=2,

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedsynth.errors import ConfigError
+from fedsynth.evaluation.results import Manifest, MetricsRow, Quality, RunSummary, TookPart
+from fedsynth.federation.records import Groups, Listing, Matrix, read_record
 from fedsynth.report.csv_files import read_rows
 
 LARGEST = 64_000_000  # bytes of a file that is read
 AT_ONCE = ("config.json", "versions.json", "manifest.json")  # written before the first round
-AT_THE_END = ("clients.csv", "participation.json")
 
 State = Literal["finished", "running", "failed", "interrupted"]
+T = TypeVar("T")
 
 
 @dataclass
@@ -34,13 +36,13 @@ class RunRecord:
     state: State = "interrupted"
     failure: str = ""
     config: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
-    manifest: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-    participation: dict[str, Any] = field(default_factory=dict)
-    records: dict[str, Any] = field(default_factory=dict)
-    quality: dict[str, Any] = field(default_factory=dict)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    manifest: Manifest = field(default_factory=Manifest)
+    summary: RunSummary | None = None
+    participation: TookPart = field(default_factory=TookPart)
+    records: dict[str, Matrix | Groups | Listing] = field(default_factory=dict)
+    quality: Quality | None = None
+    metrics: list[MetricsRow] = field(default_factory=list)
     clients: list[dict[str, str]] = field(default_factory=list)
     timeline: list[dict[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -54,32 +56,40 @@ class RunRecord:
     @property
     def method(self) -> str:
         """The method's name, from wherever it is written."""
-        return str(pick(self.summary, "method") or pick(self.config, "method", "name") or "unknown method")
+        return self.summary.method if self.summary else str(self.setting("method", "name") or "unknown method")
 
     @property
-    def seed(self) -> Any:
+    def seed(self) -> object:
         """The seed; None when it is not known."""
-        return pick(self.summary, "seed") if self.summary else pick(self.config, "seed")
+        return self.summary.seed if self.summary else self.setting("seed")
+
+    @property
+    def data(self) -> str:
+        """The name of the data."""
+        return self.summary.data.name if self.summary else str(self.setting("data", "name") or "unknown data")
 
     @property
     def split(self) -> str:
         """The hash of the split."""
-        return str(pick(self.manifest, "fingerprint", "split") or pick(self.summary, "data", "split") or "")
+        return self.manifest.fingerprint.get("split", "") or (self.summary.data.split if self.summary else "")
 
+    @property
+    def planned_rounds(self) -> str:
+        """As in "round 3 of 8"; empty where the config does not say."""
+        rounds = self.setting("train", "rounds")
+        return f" of {rounds}" if isinstance(rounds, int) else ""
 
-def pick(value: Any, *keys: str) -> Any:
-    """A value deep in nested tables; None where any step is missing or not a table."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+    @property
+    def validated(self) -> list[float]:
+        """The validation accuracies so far."""
+        return [row.validation.accuracy for row in self.metrics if row.validation is not None]
 
-
-def number(value: Any, *keys: str) -> float | None:
-    """A finite number deep in nested tables; None where there is none."""
-    found = pick(value, *keys)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        return None
-    return float(found)
+    def setting(self, *keys: str) -> object:
+        """A setting of the experiment; None where the config does not have it."""
+        value: object = self.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
 
 def read_run(path: Path) -> RunRecord:
@@ -89,17 +99,18 @@ def read_run(path: Path) -> RunRecord:
         raise ConfigError(f'"{path}" is not a run folder: it has none of the files of a run.')
     run = RunRecord(path)
     reader = _Reader(path, run.problems)
-    for name in AT_ONCE:
-        setattr(run, name.removesuffix(".json"), reader.table(name))
-    failed = reader.table("failed.json", needed=False)
+    run.config = reader.value("config.json", dict[str, Any]) or {}
+    run.versions = reader.value("versions.json", dict[str, str]) or {}
+    run.manifest = reader.value("manifest.json", Manifest) or Manifest()
+    failed = reader.value("failed.json", dict[str, str], needed=False)
     run.state = _state(path, bool(failed))
     ended = run.state == "finished"
-    run.summary = reader.table("summary.json", needed=ended)
-    run.failure = str(failed.get("message", "")) if run.state == "failed" else ""
-    run.participation = reader.table("participation.json", needed=ended)
-    run.records = reader.table("records.json", needed=False)
-    run.quality = reader.table("quality.json", needed=False)
-    run.metrics = reader.lines("metrics.jsonl")
+    run.summary = reader.value("summary.json", RunSummary, needed=ended)
+    run.failure = failed.get("message", "") if failed and run.state == "failed" else ""
+    run.participation = reader.value("participation.json", TookPart, needed=ended) or TookPart()
+    run.records = reader.records("records.json")
+    run.quality = reader.value("quality.json", Quality, needed=False)
+    run.metrics = reader.lines("metrics.jsonl", MetricsRow)
     run.clients = reader.rows("clients.csv", needed=ended)
     run.timeline = reader.rows("timeline.csv", needed=ended, why=" (runs of older versions have none)")
     return run
@@ -109,10 +120,10 @@ def glance(path: Path) -> RunRecord:
     """What an overview needs of a run: its state, config, metrics and summary; problems are not looked for."""
     run = RunRecord(path.resolve())
     reader = _Reader(run.path, [])
-    run.config = reader.table("config.json")
+    run.config = reader.value("config.json", dict[str, Any]) or {}
     run.state = _state(run.path, (run.path / "failed.json").exists())
-    run.summary = reader.table("summary.json")
-    run.metrics = reader.lines("metrics.jsonl")
+    run.summary = reader.value("summary.json", RunSummary)
+    run.metrics = reader.lines("metrics.jsonl", MetricsRow)
     return run
 
 
@@ -165,38 +176,43 @@ class _Reader:
             self.problems.append(f"{name} cannot be read: {error}.")
         return None
 
-    def table(self, name: str, needed: bool = True) -> dict[str, Any]:
-        """A JSON object."""
+    def value(self, name: str, kind: type[T], needed: bool = True) -> T | None:
+        """What a JSON file holds; None and a problem where that is nothing of this kind."""
         text = self.text(name, needed)
-        return {} if text is None else self._parsed(name, text, _object, {})
+        return None if text is None else self._parse(name, text, TypeAdapter(kind).validate_json)
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
+    def lines(self, name: str, kind: type[T]) -> list[T]:
         """A JSON object per line; a line that is not whole is left out and named."""
-        rows = []
-        for place, line in enumerate((self.text(name, needed=True) or "").splitlines(), 1):
-            row: dict[str, Any] = self._parsed(f"{name}, line {place},", line, _object, {})
-            rows += [row] if row else []
-        return rows
+        lines, parse = (self.text(name, needed=True) or "").splitlines(), TypeAdapter(kind).validate_json
+        rows = [self._parse(f"{name}, line {place},", line, parse) for place, line in enumerate(lines, 1)]
+        return [row for row in rows if row is not None]
+
+    def records(self, name: str) -> dict[str, Matrix | Groups | Listing]:
+        """What a method recorded; what is damaged is left out and named."""
+        kept = self.value(name, dict[str, Any], needed=False) or {}
+        found = {key: self._parse(f'{name}: "{key}"', value, read_record) for key, value in kept.items()}
+        return {key: record for key, record in found.items() if record is not None}
 
     def rows(self, name: str, needed: bool, why: str = "") -> list[dict[str, str]]:
         """A CSV file; a line with too few cells is left out and named."""
-        text = self.text(name, needed, why)
-        rows = [] if text is None else self._parsed(name, text, lambda it: read_rows(io.StringIO(it)), [])
+        rows = self._parse(name, self.text(name, needed, why) or "", lambda it: read_rows(io.StringIO(it))) or []
         whole = [row for row in rows if None not in row and None not in row.values()]
         if len(whole) < len(rows):
             self.problems.append(f"{name} has {len(rows) - len(whole)} lines that are not whole; they were left out.")
         return whole
 
-    def _parsed(self, name: str, text: str, parse: Callable[[str], Any], otherwise: Any) -> Any:
+    def _parse(self, name: str, given: Any, parse: Callable[[Any], T]) -> T | None:
         try:
-            return parse(text)
-        except (ValueError, RecursionError, csv.Error) as error:
-            self.problems.append(f"{name} is damaged and was left out: {error}.")
-            return otherwise
+            return parse(given)
+        except (ValueError, csv.Error) as error:
+            self.problems.append(f"{name} is damaged and was left out: {say_fault(error)}.")
+            return None
 
 
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
+def say_fault(error: Exception) -> str:
+    """What is wrong, in one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
 
+from fedsynth.evaluation.results import RunSummary, TuningResult
 from fedsynth.privacy import ledger_words
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Code, Figure, Table, Words
 from fedsynth.report.controls import control_verdicts, verdict_lines
 from fedsynth.report.course import LOOK_FIRST, command_again
 from fedsynth.report.intervals import Interval, interval, paired_difference
-from fedsynth.report.outcome import accuracy_series, class_names
-from fedsynth.report.reading import RunRecord, number, pick
+from fedsynth.report.outcome import accuracy_series, curve_table
+from fedsynth.report.reading import RunRecord
 from fedsynth.report.svg import Series
 
 SINGLE = "1, single run"
@@ -33,18 +33,24 @@ class Group:
     label: str
     runs: list[RunRecord]
 
-    def numbers(self, *keys: str) -> list[float | None]:
-        """A number of every run's summary."""
-        return [number(run.summary, *keys) for run in self.runs]
+    @property
+    def finished(self) -> list[tuple[RunRecord, RunSummary]]:
+        """The runs that have a result."""
+        return [(run, run.summary) for run in self.runs if run.summary is not None]
 
-    def paired(self) -> tuple[str, dict[Any, float | None]]:
+    def numbers(self, of: Callable[[RunSummary], float | None]) -> list[float | None]:
+        """A number of every result."""
+        return [of(summary) for _, summary in self.finished]
+
+    def paired(self) -> tuple[str, dict[tuple[object, str], float | None]]:
         """What to compare by, and its values by seed and split: the global test, or the clients' mean without one."""
-        keys = (
-            ("test", "accuracy")
-            if any(v is not None for v in self.numbers("test", "accuracy"))
-            else ("clients", "mean")
-        )
-        return keys[0], {(run.seed, run.split): number(run.summary, *keys) for run in self.runs}
+        tested = any(value is not None for value in self.numbers(_global))
+        values = {(run.seed, run.split): _global(s) if tested else s.clients.mean for run, s in self.finished}
+        return "test" if tested else "clients", values
+
+
+def _global(summary: RunSummary) -> float | None:
+    return summary.test.accuracy
 
 
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
@@ -57,7 +63,7 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     return [Group(label if times[label] == 1 else f"{label} ({of[0].name})", of) for (label, _), of in groups.items()]
 
 
-def _without_seed(config: dict[str, Any]) -> dict[str, Any]:
+def _without_seed(config: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if key not in ("seed", "name", "runs", "engine")}
 
 
@@ -102,21 +108,17 @@ def _difference(group: Group, first: Group) -> Interval | None:
 
 
 def _row(group: Group, difference: Interval | None) -> list[str]:
-    own = "*" if any(pick(run.summary, "clients", "view") == "personal" for run in group.runs) else ""
-    moved = [
-        (number(run.summary, "bytes", "up") or 0) + (number(run.summary, "bytes", "down") or 0) for run in group.runs
-    ]
-    finished = sum(bool(run.summary) for run in group.runs)
-    count = SINGLE if finished == 1 else str(finished)
+    found = [summary for _, summary in group.finished]
+    own = "*" if any(summary.clients.view == "personal" for summary in found) else ""
     return [
         group.label,
-        count,
-        _text(group.numbers("test", "accuracy"), 100),
-        _text(group.numbers("clients", "mean"), 100) + own,
-        _text(group.numbers("clients", "worst"), 100),
+        SINGLE if len(found) == 1 else str(len(found)),
+        _text(group.numbers(_global), 100),
+        _text(group.numbers(lambda summary: summary.clients.mean), 100) + own,
+        _text(group.numbers(lambda summary: summary.clients.worst), 100),
         "–" if difference is None else _points(difference),
-        f"{mean(moved) / 1e6:.1f}",
-        f"{mean([value for value in group.numbers('seconds') if value is not None] or [0]):.1f}",
+        f"{mean([s.bytes.up + s.bytes.down for s in found] or [0]) / 1e6:.1f}",
+        f"{mean([summary.seconds for summary in found] or [0]):.1f}",
     ]
 
 
@@ -148,32 +150,24 @@ def curves(groups: list[Group]) -> list[Block]:
             points = [(x, mean(line[x] for line in of)) for x in rounds]
             series += [Series(name, points, colour, dashed)] if points else []
     if not series:
-        return [Words(["No run was judged during training."])]
+        return [Words(["No run was evaluated during training."])]
     ends = "; ".join(f"{line.name}: {line.points[-1][1]:.1f} % in round {line.points[-1][0]:.0f}" for line in series)
     words = f"Means over the seeds of each row. At the end: {ends}."
-    rounds = sorted({x for line in series for x, _ in line.points})
-    table = Table(
-        "Accuracy by round, %",
-        ["round", *(line.name for line in series)],
-        [
-            [f"{x:.0f}", *(f"{dict(line.points)[x]:.2f}" if x in dict(line.points) else "–" for line in series)]
-            for x in rounds
-        ],
-    )
     title = "Accuracy over the rounds"
-    return [Figure(title, svg.curves(title, words, series, "round", "accuracy, %"), words, series, numbers=table)]
+    drawn = svg.curves(title, words, series, "round", "accuracy, %")
+    return [Figure(title, drawn, words, series, numbers=curve_table(series))]
 
 
 def classes(groups: list[Group]) -> list[Block]:
     """Accuracy per class on the global test, a row per label."""
-    names = next((found for group in groups for run in group.runs if (found := class_names(run))), [])
+    names = next((run.manifest.classes for group in groups for run in group.runs if run.manifest.classes), [])
     table: dict[str, list[float | None]] = {}
     for group in groups:
-        known = [found for run in group.runs if (found := pick(run.summary, "test", "class_accuracy"))]
+        known = [summary.test.class_accuracy for _, summary in group.finished if summary.test.class_accuracy]
         if known:
             table[group.label] = [_mean(column) for column in zip(*known, strict=True)]
     if not table:
-        return [Words(["No global model was judged class by class."])]
+        return [Words(["No global model was evaluated class by class."])]
     values = list(table.values())
     columns = names or [str(place) for place in range(len(values[0]))]
     words = "Accuracy of the global model per class of the global test set, means over the seeds; stronger is better."
@@ -190,8 +184,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def clients(groups: list[Group]) -> list[Block]:
     """Mean and worst client of every row."""
-    rows = [(group.label, _percent(interval(group.numbers("clients", "mean")))) for group in groups]
-    worst = [_percent(interval(group.numbers("clients", "worst"))) for group in groups]
+    rows = [(group.label, _percent(group.numbers(lambda summary: summary.clients.mean))) for group in groups]
+    worst = [_percent(group.numbers(lambda summary: summary.clients.worst)) for group in groups]
     said = "; ".join(
         f"{label}: mean {mean_:.1f} %, worst {low:.1f} %"
         for (label, mean_), low in zip(rows, worst, strict=True)
@@ -201,26 +195,26 @@ def clients(groups: list[Group]) -> list[Block]:
     return [Figure("Clients", svg.bars("Clients", words, rows, worst), words)]
 
 
-def _percent(found: Interval | None) -> float | None:
+def _percent(values: Sequence[float | None]) -> float | None:
+    found = interval(values)
     return None if found is None else 100 * found.mean
 
 
 def controls(groups: list[Group]) -> list[Block]:
     """Whether a gain comes from the synthetic data."""
-    summaries = [{**run.summary, "label": group.label} for group in groups for run in group.runs if run.summary]
+    summaries = [s.model_copy(update={"label": group.label}) for group in groups for _, s in group.finished]
     lines = verdict_lines(control_verdicts(summaries))
     return [Words(lines)] if lines else [Words(["No controls ran beside these methods (compare --controls)."])]
 
 
-def tuning(found: dict[str, Any]) -> list[Block]:
+def tuning(found: Sequence[TuningResult]) -> list[Block]:
     """What the search chose for every method, by validation."""
     if not found:
         return [Words(["The settings were not tuned: every method ran with those it was given."])]
     rows = [
-        [label, str(len(kept["trials"])), json.dumps(kept["chosen"]), f"{100 * kept['validation']:.2f} %"]
-        for label, kept in found.items()
+        [kept.label, str(len(kept.trials)), json.dumps(kept.chosen), f"{100 * kept.validation:.2f} %"] for kept in found
     ]
-    text = "Every method had the same number of trials; they were judged on validation parts only, on the first seed."
+    text = "Every method had the same number of trials, evaluated on validation parts only, on the first seed."
     return [
         Words([text]),
         Table("Tuning", ["method", "trials", "chosen", "validation"], rows, numbers=False, stacked=True),
@@ -229,7 +223,7 @@ def tuning(found: dict[str, Any]) -> list[Block]:
 
 def splits(groups: list[Group]) -> list[Block]:
     """Whether the rows ran on the same splits."""
-    rows: dict[Any, dict[str, str]] = {}
+    rows: dict[object, dict[str, str]] = {}
     for group in groups:
         for run in group.runs:
             rows.setdefault(run.seed, {})[group.label] = run.split[:12] or "unknown"
@@ -250,8 +244,8 @@ def privacy(groups: list[Group]) -> list[Block]:
     """The ledger of each row's first run, in plain words."""
     rows = []
     for group in groups:
-        ledger = next((pick(run.summary, "privacy") for run in group.runs if run.summary), None)
-        rows.append([group.label, "unknown" if ledger is None else " ".join(ledger_words(ledger))])
+        words = next((ledger_words(summary.privacy) for _, summary in group.finished), ["unknown"])
+        rows.append([group.label, " ".join(words)])
     return [Table("What left the clients", ["method", "in words"], rows, numbers=False)]
 
 
@@ -264,8 +258,8 @@ def reproduce(groups: list[Group], links: dict[str, str]) -> list[Block]:
             label,
             str(run.seed),
             run.state,
-            str(pick(run.versions, "fedsynth")),
-            str(pick(run.versions, "code") or "")[:12],
+            run.versions.get("fedsynth", "unknown"),
+            run.versions.get("code", "")[:12],
         ]
         for label, run in runs
     ]

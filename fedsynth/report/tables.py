@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
-from typing import Any
 
 from fedsynth.data.check import Check
+from fedsynth.evaluation.results import ClientScores, GlobalScores, Result, RunSummary, View
 from fedsynth.privacy import ledger_words
 from fedsynth.report.coverage import missed_words
 from fedsynth.report.intervals import Interval, paired_difference
 
-DIFFERENCE = "difference"
 COLUMNS = ("method", "global", "class var", "clients", "worst", "worse", "client var", "MB", "epochs", "s", "n")
 ALONE = "local"  # the row that others must beat at every client
 LEGEND = (
@@ -23,106 +22,122 @@ LEGEND = (
 DIFFERENCES = "difference: on the global test, in points, paired by seed and split, ± half of a 95 % interval"
 
 
-def comparison_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per label (the method's name unless told): means over the seeds, with standard deviations where several."""
-    runs: dict[str, list[dict[str, Any]]] = {}
+class ComparisonRow(Result):
+    """A row of a comparison: means over the seeds, standard deviations where there are several, and the difference to
+    the first row on the global test, with half of its interval."""
+
+    method: str
+    test: float | None
+    test_std: float | None = None
+    class_variance: float | None
+    class_variance_std: float | None = None
+    mean: float | None
+    mean_std: float | None = None
+    worst: float | None
+    worst_std: float | None = None
+    worse: float | None
+    worse_std: float | None = None
+    variance: float | None
+    variance_std: float | None = None
+    megabytes: float
+    megabytes_std: float | None = None
+    epochs: float
+    epochs_std: float | None = None
+    seconds: float
+    seconds_std: float | None = None
+    view: View
+    n: int
+    difference: float | None = None
+    difference_half: float | None = None
+    difference_n: int = 0
+
+    def cells(self) -> list[str]:
+        """Its cells as text: accuracies in percent, ± the standard deviation over seeds."""
+        return [
+            self.method,
+            _show(self.test, self.test_std, ".2f", 100),
+            _show(self.class_variance, self.class_variance_std, ".0f"),
+            _show(self.mean, self.mean_std, ".2f", 100) + ("*" if self.view == "personal" else ""),
+            _show(self.worst, self.worst_std, ".2f", 100),
+            _show(self.worse, self.worse_std, ".0f", 100),
+            _show(self.variance, self.variance_std, ".0f"),
+            f"{self.megabytes:.1f}",
+            f"{self.epochs:.0f}",
+            f"{self.seconds:.1f}",
+            "1, single run" if self.n == 1 else str(self.n),
+        ]
+
+    @property
+    def interval(self) -> Interval | None:
+        """The difference to the first row, with its interval."""
+        return None if self.difference is None else Interval(self.difference, self.difference_half, self.difference_n)
+
+    @property
+    def difference_cell(self) -> str:
+        """The difference to the first row in points, ± half of its interval."""
+        return "–" if self.interval is None else self.interval.text("+.2f", 100)
+
+
+def _show(value: float | None, spread: float | None, form: str, scale: float = 1.0) -> str:
+    if value is None:
+        return "–"
+    return f"{scale * value:{form}}" + ("" if spread is None else f" ± {scale * spread:{form}}")
+
+
+def comparison_rows(summaries: Sequence[RunSummary]) -> list[ComparisonRow]:
+    """A row per label (the method's name unless told)."""
+    runs: dict[str, list[RunSummary]] = {}
     for summary in summaries:
-        runs.setdefault(summary.get("label", summary["method"]), []).append(summary)
-    alone = {_setting(run): run.get("per_client", {}) for run in runs.get(ALONE, [])}
-    rows = [_row(label, of_label, alone if label != ALONE else {}) for label, of_label in runs.items()]
+        runs.setdefault(summary.row, []).append(summary)
+    alone = {(run.seed, run.data.split): run.per_client for run in runs.get(ALONE, [])}
     first = next(iter(runs.values()), [])
-    for row, of_label in zip(rows[1:], list(runs.values())[1:], strict=True):
-        row |= _difference(of_label, first)
-    return rows
+    return [
+        _row(label, of_label, alone if label != ALONE else {}, [] if of_label is first else first)
+        for label, of_label in runs.items()
+    ]
 
 
-def _difference(runs: list[dict[str, Any]], first: list[dict[str, Any]]) -> dict[str, Any]:
-    """How far a row is from the first one on the global test, paired by seed and split, with a 95 % interval."""
-    of, to = ({(r["seed"], r["data"]["split"]): r["test"]["accuracy"] for r in part} for part in (runs, first))
-    found = paired_difference(of, to)
-    if found is None:
-        return {}
-    return {DIFFERENCE: found.mean, f"{DIFFERENCE}_half": found.half, f"{DIFFERENCE}_n": found.n}
-
-
-def _setting(run: dict[str, Any]) -> tuple[Any, Any]:
-    """What two runs must share for their clients to be the same: seed and split."""
-    return run.get("seed"), run.get("data", {}).get("split")
-
-
-def share_made_worse(own: dict[str, float], alone: dict[str, float]) -> float | None:
-    """The share of the clients in both whose accuracy is lower than when they trained alone."""
+def share_made_worse(own: Mapping[str, float], alone: Mapping[str, float]) -> float | None:
+    """The share of the clients in both whose accuracy is lower than when they trained on their own data only."""
     both = [client for client in own if client in alone]
     return sum(own[client] < alone[client] for client in both) / len(both) if both else None
 
 
 def _row(
-    name: str, runs: list[dict[str, Any]], alone: dict[tuple[Any, Any], dict[str, float]] | None = None
-) -> dict[str, Any]:
-    values = {
-        "test": [run["test"]["accuracy"] for run in runs],
-        "class_variance": [run["test"]["class_variance"] for run in runs],
-        "mean": [run["clients"].get("mean") for run in runs],
-        "worst": [run["clients"].get("worst") for run in runs],
-        "worse": [share_made_worse(run.get("per_client", {}), (alone or {}).get(_setting(run), {})) for run in runs],
-        "variance": [run["clients"].get("variance") for run in runs],
-        "megabytes": [(run["bytes"]["up"] + run["bytes"]["down"]) / 1e6 for run in runs],
-        "epochs": [run["client_epochs"] for run in runs],
-        "seconds": [run["seconds"] for run in runs],
+    name: str,
+    runs: Sequence[RunSummary],
+    alone: Mapping[tuple[int, str], Mapping[str, float]],
+    first: Sequence[RunSummary],
+) -> ComparisonRow:
+    values: dict[str, list[float | None]] = {
+        "test": [run.test.accuracy for run in runs],
+        "class_variance": [run.test.class_variance for run in runs],
+        "mean": [run.clients.mean for run in runs],
+        "worst": [run.clients.worst for run in runs],
+        "worse": [share_made_worse(run.per_client, alone.get((run.seed, run.data.split), {})) for run in runs],
+        "variance": [run.clients.variance for run in runs],
+        "megabytes": [(run.bytes.up + run.bytes.down) / 1e6 for run in runs],
+        "epochs": [run.client_epochs for run in runs],
+        "seconds": [run.seconds for run in runs],
     }
-    row: dict[str, Any] = {"method": name}
-    for key, numbers in values.items():
-        known = [number for number in numbers if number is not None]
-        row[key] = mean(known) if known else None
+    numbers: dict[str, float | None] = {}
+    for key, given in values.items():
+        known = [number for number in given if number is not None]
+        numbers[key] = mean(known) if known else None
         if len(known) > 1:
-            row[f"{key}_std"] = stdev(known)
-    row["view"] = runs[0]["clients"].get("view", "")
-    row["n"] = len(runs)
-    return row
+            numbers[f"{key}_std"] = stdev(known)
+    of, to = ({(run.seed, run.data.split): run.test.accuracy for run in part} for part in (runs, first))
+    found = paired_difference(of, to)
+    if found is not None:
+        numbers |= {"difference": found.mean, "difference_half": found.half, "difference_n": found.n}
+    return ComparisonRow(method=name, view=runs[0].clients.view, n=len(runs), **numbers)
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row's cells as text: accuracies in percent, ± the standard deviation over seeds."""
-
-    def show(key: str, form: str, scale: float = 1.0) -> str:
-        if row.get(key) is None:
-            return "–"
-        spread = f" ± {scale * row[f'{key}_std']:{form}}" if f"{key}_std" in row else ""
-        return f"{scale * row[key]:{form}}{spread}"
-
-    own = "*" if row["view"] == "personal" else ""
-    return [
-        row["method"],
-        show("test", ".2f", 100),
-        show("class_variance", ".0f"),
-        show("mean", ".2f", 100) + own,
-        show("worst", ".2f", 100),
-        show("worse", ".0f", 100),
-        show("variance", ".0f"),
-        f"{row['megabytes']:.1f}",
-        f"{row['epochs']:.0f}",
-        f"{row['seconds']:.1f}",
-        "1, single run" if row["n"] == 1 else str(row["n"]),
-    ]
-
-
-def difference_cell(row: dict[str, Any]) -> str:
-    """The difference to the first row in points, ± half of its interval."""
-    found = _interval(row)
-    return "–" if found is None else found.text("+.2f", 100)
-
-
-def _interval(row: dict[str, Any]) -> Interval | None:
-    if row.get(DIFFERENCE) is None:
-        return None
-    return Interval(row[DIFFERENCE], row[f"{DIFFERENCE}_half"], row[f"{DIFFERENCE}_n"])
-
-
-def difference_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+def difference_lines(rows: Sequence[ComparisonRow]) -> list[str]:
     """What the paired differences to the first row say, a sentence each."""
     lines = []
     for row in rows[1:]:
-        found = _interval(row)
+        found = row.interval
         if found is None:
             continue
         if found.half is None:
@@ -131,17 +146,17 @@ def difference_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
             means = "95 % interval, excludes zero"
         else:
             means = "95 % interval, includes zero: no difference shown"
-        lines.append(f"{row['method']} − {rows[0]['method']}: {difference_cell(row)} points (n = {found.n}; {means})")
+        lines.append(f"{row.method} − {rows[0].method}: {row.difference_cell} points (n = {found.n}; {means})")
     return lines
 
 
-def _whole(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+def _whole(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     """Head and rows of a written table: the columns of the terminal and the difference to the first row."""
-    head = [*COLUMNS, f"difference to {rows[0]['method']}"] if len(rows) > 1 else list(COLUMNS)
-    return [head, *([*cells(row), difference_cell(row)] if len(rows) > 1 else cells(row) for row in rows)]
+    head = [*COLUMNS, f"difference to {rows[0].method}"] if len(rows) > 1 else list(COLUMNS)
+    return [head, *([*row.cells(), row.difference_cell] if len(rows) > 1 else row.cells() for row in rows)]
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
+def markdown(rows: Sequence[ComparisonRow]) -> str:
     """A Markdown table with its legend."""
     head, *body = _whole(rows)
     text = "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])
@@ -149,7 +164,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return f"{text}\n\n{legend[0].upper()}{legend[1:]}."
 
 
-def latex(rows: Sequence[dict[str, Any]]) -> str:
+def latex(rows: Sequence[ComparisonRow]) -> str:
     """A LaTeX table (package booktabs) with its legend as a comment."""
     head, *body = [[_latex(cell) for cell in line] for line in _whole(rows)]
     lines = [" & ".join(line) + r" \\" for line in body]
@@ -165,37 +180,40 @@ def _latex(text: str) -> str:
     return "".join(special.get(character, character) for character in text)
 
 
-def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
     """What to say about one run, as pairs of a name and a text."""
-    test, clients = summary["test"], summary["clients"]
-    lines = [("method", f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds (single run)")]
-    if test["accuracy"] is None:
-        lines.append(("global test", f"none: {test['reason']}"))
-    else:
-        lines.append(("global test", f"{test['accuracy']:.2%}, variance over classes {test['class_variance']:.0f} %²"))
-    if clients["n"]:
-        model = "its own model" if clients["view"] == "personal" else "the global model"
-        lines.append(
-            (
-                "clients",
-                f"mean {clients['mean']:.2%}, worst {clients['worst']:.2%} (client {clients['worst_client']}), "
-                f"variance {clients['variance']:.0f} %²; {clients['n']} clients, {model}, each on its own test part",
-            )
-        )
-    moved = summary["bytes"]
-    sent = f"{moved['up'] / 1e6:.1f} MB up, {moved['down'] / 1e6:.1f} MB down"
-    lines.append(("cost", f"{sent}, {summary['client_epochs']:.0f} client epochs, {summary['seconds']:.1f} s"))
-    if summary["simulated_seconds"]:
-        lines.append(("simulated time", f"{summary['simulated_seconds'] / 60:.1f} minutes; see timeline.png"))
-    if summary["failed"]:
-        lines.append(("failures", f"{summary['failed']} requests were not answered; see participation.json"))
-    lines.extend(("missing", missed_words(missed)) for missed in summary.get("missed", [])[:10])
-    lines.extend(("note", note) for note in summary["notes"])
-    if summary["norm_buffers"] != "average":
-        lines.append(("norm statistics", summary["norm_buffers"]))
-    lines.extend(("privacy", sentence) for sentence in ledger_words(summary["privacy"]))
-    lines.append(("run folder", summary["run_dir"]))
+    moved = f"{summary.bytes.up / 1e6:.1f} MB up, {summary.bytes.down / 1e6:.1f} MB down"
+    lines = [
+        ("method", f"{summary.method}, seed {summary.seed}, {summary.rounds} rounds (single run)"),
+        ("global test", _global_words(summary.test)),
+        *([("clients", _client_words(summary.clients))] if summary.clients.n else []),
+        ("cost", f"{moved}, {summary.client_epochs:.0f} client epochs, {summary.seconds:.1f} s"),
+    ]
+    if summary.simulated_seconds:
+        lines.append(("simulated time", f"{summary.simulated_seconds / 60:.1f} minutes; see timeline.png"))
+    if summary.failed:
+        lines.append(("failures", f"{summary.failed} requests were not answered; see participation.json"))
+    lines.extend(("missing", missed_words(missed)) for missed in summary.missed[:10])
+    lines.extend(("note", note) for note in summary.notes)
+    if summary.norm_buffers != "average":
+        lines.append(("norm statistics", summary.norm_buffers))
+    lines.extend(("privacy", sentence) for sentence in ledger_words(summary.privacy))
+    lines.append(("run folder", summary.run_dir))
     return lines
+
+
+def _global_words(test: GlobalScores) -> str:
+    if test.accuracy is None:
+        return f"none: {test.reason}"
+    return f"{test.accuracy:.2%}, variance over classes {test.class_variance:.0f} %²"
+
+
+def _client_words(found: ClientScores) -> str:
+    model = "its own model" if found.view == "personal" else "the global model"
+    return (
+        f"mean {found.mean:.2%}, worst {found.worst:.2%} (client {found.worst_client}), variance "
+        f"{found.variance:.0f} %²; {found.n} clients, {model}, each on its own test part"
+    )
 
 
 def check_lines(found: Check) -> list[str]:

@@ -12,30 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError
+from fedsynth.evaluation.results import ComparisonPlan, PlannedRun, RunSummary
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.plugins import check_trusted
+from fedsynth.experiment.recorder import read_metrics
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.federation.store import write_json
-from fedsynth.report.controls import SHARES_NOTHING, control_label, control_verdicts, verdict_lines
-from fedsynth.report.csv_files import read_rows, write_csv
+from fedsynth.report.controls import SHARES_NOTHING, ControlVerdict, control_label, control_verdicts, verdict_lines
+from fedsynth.report.csv_files import write_csv
 from fedsynth.report.page import write_report
 from fedsynth.report.plots import plot_clients, plot_curves
-from fedsynth.report.tables import comparison_rows, latex, markdown
+from fedsynth.report.reading import say_fault
+from fedsynth.report.tables import ComparisonRow, comparison_rows, latex, markdown
 from fedsynth.studies.tuning import check_tuning, with_settings
-from fedsynth.studies.work import Work, summary_of
+from fedsynth.studies.work import Work, own_accuracies, summary_of
 
 REFERENCES = ("local", "finetune", "centralised")
-MOST_CLIENTS_DRAWN = 100
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What a comparison gave: a row per label, the summaries behind it, the controls' verdicts and its folder."""
 
-    rows: list[dict[str, Any]]
-    summaries: list[dict[str, Any]]
-    controls: list[dict[str, Any]]
+    rows: list[ComparisonRow]
+    summaries: list[RunSummary]
+    controls: list[ControlVerdict]
     path: Path
 
     def markdown(self) -> str:
@@ -72,12 +74,12 @@ def compare_methods(
         for variant in _variants(methods, references, controls)
         for k in range(seeds)
     ]
-    first, *_ = [make_experiment(run["experiment"]) for run in planned]  # mistakes are found before the first run
+    first, *_ = [make_experiment(run.experiment) for run in planned]  # mistakes are found before the first run
     check_setting(first, load_data(first))
     if tune:
         check_tuning(first)
     path.mkdir(parents=True)
-    write_json(path / "comparison.json", {"planned": planned, "tune": tune})
+    write_json(path / "comparison.json", ComparisonPlan(planned=planned, tune=tune).as_dict())
     return finish_comparison(path, progress, say, jobs, trust_plugins=True)  # the caller has just named them
 
 
@@ -90,88 +92,68 @@ def finish_comparison(
 ) -> Comparison:
     """Do what is left of a comparison and write its tables; plug-ins are executed only where they are trusted."""
     try:
-        kept = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
-        planned = [_label_and_table(entry) for entry in kept["planned"]]
-        trials = int(kept.get("tune", 0))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f'"{path}" is not the folder of a comparison ({error}).') from None
-    check_trusted(path, trust_plugins, *(table.get("plugins") for _, table in planned))
-    planned = [(label, {**table, "runs": str(path)}) for label, table in planned]  # the folder may have been moved
+        plan = ComparisonPlan.model_validate_json((path / "comparison.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f'"{path}" is not the folder of a comparison ({say_fault(error)}).') from None
+    check_trusted(path, trust_plugins, *(run.experiment.get("plugins") for run in plan.planned))
+    here = {"runs": str(path)}  # the folder may have been moved
+    planned = [PlannedRun(label=run.label, experiment={**run.experiment, **here}) for run in plan.planned]
     work = Work(progress, say, jobs)
-    if trials:
-        planned = _tuned(path, planned, trials, work)
-    experiments = [(label, make_experiment(table)) for label, table in planned]
+    if plan.tune:
+        planned = _tuned(path, planned, plan.tune, work)
+    experiments = [(run.label, make_experiment(run.experiment)) for run in planned]
     work.do([(f"{label}, seed {experiment.seed}", experiment) for label, experiment in experiments])
     summaries = [_summary(label, experiment) for label, experiment in experiments]
     done = Comparison(comparison_rows(summaries), summaries, control_verdicts(summaries), path)
     _write_tables(done)
-    curves: dict[str, list[dict[str, Any]]] = {}
-    for label, experiment in experiments:
-        rows = (path / str(experiment.name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        curves.setdefault(label, [json.loads(row) for row in rows])
-    title = "Validation accuracy over all clients" + (", first seed" if len(summaries) > len(curves) else "")
-    if any("validation" in row for rows in curves.values() for row in rows):
-        plot_curves(path / "curves.png", {k: v for k, v in curves.items() if any("validation" in r for r in v)}, title)
-    _draw_clients(done)
+    _draw(done, experiments)
     write_report([path])
     return done
 
 
-def _summary(label: str, experiment: Experiment) -> dict[str, Any]:
+def _summary(label: str, experiment: Experiment) -> RunSummary:
     """What a run gave, with its label and the accuracy of every client on its own test part."""
     summary = summary_of(experiment)
-    return {**summary, "label": label, "per_client": own_accuracies(experiment.runs / str(experiment.name), summary)}
+    own = own_accuracies(experiment.runs / str(experiment.name), summary)
+    return summary.model_copy(update={"label": label, "per_client": own})
 
 
-def own_accuracies(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
-    """The accuracy of every client on its own test part, from the clients.csv of a run."""
-    column = f"{summary['clients'].get('view')}/test/accuracy"
-    with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
-        return {row["client"]: float(row[column]) for row in read_rows(file) if row.get(column)}
-
-
-def _draw_clients(done: Comparison) -> None:
-    """A dot for every client and row, of the first seed."""
-    first: dict[str, dict[str, float]] = {}
-    for summary in done.summaries:
-        first.setdefault(summary["label"], summary["per_client"])
-    if any(first.values()) and max(map(len, first.values())) <= MOST_CLIENTS_DRAWN:
-        plot_clients(done.path / "clients.png", {label: of for label, of in first.items() if of}, "First seed")
+def _draw(done: Comparison, experiments: Sequence[tuple[str, Experiment]]) -> None:
+    """The first seed of every row: curves, and a dot for every client."""
+    names = {label: str(experiment.name) for label, experiment in reversed(experiments)}
+    clients = {summary.label: summary.per_client for summary in reversed(done.summaries)}
+    rows = [row.method for row in done.rows]
+    title = "Validation accuracy over all clients" + (", first seed" if len(experiments) > len(rows) else "")
+    plot_curves(done.path / "curves.png", {row: read_metrics(done.path / names[row]) for row in rows}, title)
+    plot_clients(done.path / "clients.png", {row: clients[row] for row in rows}, "First seed")
 
 
 def _write_tables(done: Comparison) -> None:
-    write_csv(done.path / "table.csv", done.rows)
+    write_csv(done.path / "table.csv", [row.as_dict() for row in done.rows])
     (done.path / "table.md").write_text(done.markdown() + "\n", encoding="utf-8")
     (done.path / "table.tex").write_text(latex(done.rows), encoding="utf-8")
 
 
-def _tuned(
-    path: Path, planned: Sequence[tuple[str, dict[str, Any]]], trials: int, work: Work
-) -> list[tuple[str, dict[str, Any]]]:
+def _tuned(path: Path, planned: Sequence[PlannedRun], trials: int, work: Work) -> list[PlannedRun]:
     """The planned runs with the settings that a search on the first seed found for their method."""
-    bases: dict[str, dict[str, Any]] = {}
-    for label, table in planned:
-        if label == table["method"]["name"]:
-            bases.setdefault(label, table)
+    bases: dict[str, Mapping[str, Any]] = {}
+    for run in planned:
+        if run.label == run.experiment["method"]["name"]:
+            bases.setdefault(run.label, run.experiment)
     folder = path / "tuning"
     folder.mkdir(exist_ok=True)
     found = work.tune(folder, bases, trials)
     result = []
-    for label, table in planned:
-        name = table["method"]["name"]
-        base = bases[name]["method"]
+    for run in planned:
+        own = run.experiment["method"]
+        name, base = own["name"], bases[own["name"]]["method"]
         chosen = {
             key: value
-            for key, value in found[name]["chosen"].items()  # what a control changes stays as the control has it
-            if not key.startswith("method.") or table["method"].get(key[7:]) == base.get(key[7:])
+            for key, value in found[name].chosen.items()  # what a control changes stays as the control has it
+            if not key.startswith("method.") or own.get(key[7:]) == base.get(key[7:])
         }
-        result.append((label, with_settings(table, chosen)))
+        result.append(PlannedRun(label=run.label, experiment=with_settings(run.experiment, chosen)))
     return result
-
-
-def _label_and_table(kept: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A planned run as it was kept; earlier comparisons kept the experiment alone, labelled by its method."""
-    return (kept["label"], kept["experiment"]) if "experiment" in kept else (kept["method"]["name"], kept)
 
 
 @dataclass(frozen=True)
@@ -218,7 +200,7 @@ def _variants(methods: Sequence[str], references: bool, controls: bool) -> list[
     return rows
 
 
-def _planned(tables: Mapping[str, Any], variant: _Variant, seed: int, base: str) -> dict[str, Any]:
+def _planned(tables: Mapping[str, Any], variant: _Variant, seed: int, base: str) -> PlannedRun:
     """A run of one row: the file's settings for that method, what the control changes, and the same model for all."""
     table = json.loads(json.dumps(tables))
     own = table.get("method", {})
@@ -226,4 +208,4 @@ def _planned(tables: Mapping[str, Any], variant: _Variant, seed: int, base: str)
     table["method"] = {**method, **variant.changes}
     table["seed"], table["name"] = seed, f"{variant.folder}-s{seed}"
     table.setdefault("model", {"name": find_method(base).model})
-    return {"label": variant.label, "experiment": table}
+    return PlannedRun(label=variant.label, experiment=table)

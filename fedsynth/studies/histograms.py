@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedsynth.components.class_counts import class_counts, counts_guarantee, noise_of_counts
-from fedsynth.data.dealing import apportion
 from fedsynth.data.federated import FederatedData
+from fedsynth.data.partition.allocation import apportion
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import ConfigError
 from fedsynth.experiment.config import Experiment
@@ -26,10 +26,10 @@ from fedsynth.experiment.runner import load_data
 from fedsynth.federation import Federation
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.store import StateStore, kept_secret
-from fedsynth.privacy import Ledger
+from fedsynth.privacy import Ledger, LedgerRow
 from fedsynth.privacy.discrete import discrete_gaussian_histogram
 
-LEAST = 8  # examples of a client: some to train on, some to judge by
+LEAST = 8  # examples of a client: some to train on, some to evaluate on
 DOUBT = 2.0  # noisy counts below so many standard deviations are taken for none
 
 
@@ -39,16 +39,21 @@ class Histograms:
 
     clients: list[str]
     counts: np.ndarray
-    ledger: list[dict[str, Any]]
+    ledger: list[LedgerRow]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {"clients": self.clients, "counts": self.counts.tolist(), "ledger": self.ledger}
+        return {
+            "clients": self.clients,
+            "counts": self.counts.tolist(),
+            "ledger": [row.model_dump() for row in self.ledger],
+        }
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> Histograms:
         """Rebuild from `as_dict`."""
-        return cls(list(kept["clients"]), np.array(kept["counts"], np.int64), list(kept["ledger"]))
+        ledger = [LedgerRow.model_validate(row) for row in kept["ledger"]]
+        return cls(list(kept["clients"]), np.array(kept["counts"], np.int64), ledger)
 
 
 def read_histograms(file: Path, epsilon: float | None, delta: float) -> Histograms:
@@ -93,10 +98,10 @@ def _with_noise(clients: list[str], counts: np.ndarray, epsilon: float | None, d
             counts[place], event = discrete_gaussian_histogram(counts[place], epsilon, delta, np.random.default_rng())
             guarantee = counts_guarantee(event)
         ledger.record(client, "count_classes", {"counts": guarantee}, what)
-    return Histograms(clients, believed(counts, epsilon, delta), ledger.rows(delta))
+    return Histograms(clients, drop_noise(counts, epsilon, delta), ledger.rows(delta))
 
 
-def ask_histograms(experiment: Experiment, epsilon: float | None) -> Histograms:
+def request_histograms(experiment: Experiment, epsilon: float | None) -> Histograms:
     """Ask the clients of an experiment, exact or with secret noise for (ε, privacy.delta)."""
     if experiment.engine.name == "flower":
         raise ConfigError("advise asks clients on one machine: collect the sites' counts in a file for --histograms.")
@@ -106,14 +111,14 @@ def ask_histograms(experiment: Experiment, epsilon: float | None) -> Histograms:
         engine = LocalEngine(host, 0, data.train_size)
         try:
             fed = Federation(engine, data.clients, data.schema, experiment.seed)
-            told = class_counts(fed, epsilon, delta)
+            released = class_counts(fed, epsilon, delta)
         finally:
             engine.close()
-    counts = np.stack([told[client] for client in data.clients])
-    return Histograms(list(data.clients), believed(counts, epsilon, delta), fed.participation.ledger.rows(delta))
+    counts = np.stack([released[client] for client in data.clients])
+    return Histograms(list(data.clients), drop_noise(counts, epsilon, delta), fed.participation.ledger.rows(delta))
 
 
-def believed(counts: np.ndarray, epsilon: float | None, delta: float) -> np.ndarray:
+def drop_noise(counts: np.ndarray, epsilon: float | None, delta: float) -> np.ndarray:
     """Counts that noise alone would give are none; a client keeps at least its largest. Post-processing."""
     least = DOUBT * noise_of_counts(epsilon, delta)
     kept = np.where(counts > least, counts, 0)
@@ -123,7 +128,7 @@ def believed(counts: np.ndarray, epsilon: float | None, delta: float) -> np.ndar
     return np.asarray(kept, dtype=np.int64)
 
 
-def scaled(counts: np.ndarray, supply: np.ndarray, most: int) -> np.ndarray:
+def scale_counts(counts: np.ndarray, supply: np.ndarray, most: int) -> np.ndarray:
     """Whole numbers with the same skew: no client above `most` nor below a few, no class above what there is of it."""
     sizes = np.clip(counts.sum(axis=1), LEAST, max(most, LEAST)).astype(np.float64)
     shares = counts / counts.sum(axis=1, keepdims=True)
@@ -139,6 +144,6 @@ def scaled(counts: np.ndarray, supply: np.ndarray, most: int) -> np.ndarray:
         sizes = np.maximum(LEAST, np.floor(sizes * min(0.95, 1 / crowded)))
 
 
-def supply_of(data: FederatedData) -> np.ndarray:
+def count_supply(data: FederatedData) -> np.ndarray:
     """How many examples of each class the clients may have together."""
     return np.asarray(sum(data.counts(part).sum(axis=0) for part in ("train", "validation", "test")))

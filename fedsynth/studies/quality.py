@@ -6,7 +6,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,9 @@ from fedsynth.evaluation.quality import (
     train_oracle,
     trained_on_these_only,
 )
-from fedsynth.experiment.config import make_experiment, read_experiment
+from fedsynth.evaluation.results import Measure, OwnGan, Quality
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.files import read_experiment
 from fedsynth.experiment.folder import check_same_split
 from fedsynth.experiment.runner import load_data
 from fedsynth.federation.store import write_json
@@ -39,7 +40,7 @@ USEFUL, AS_REAL = "trained on synthetic, judged on real", "trained on as many re
 REVERSE, ORACLE = "trained on as many real, judged on synthetic", "recognised by the oracle"
 
 
-def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool = False) -> dict[str, Any]:
+def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool = False) -> Quality:
     """Measure a run's synthetic images against the data it ran on; kept in quality.json, where the report finds it.
 
     Taken are all images that the method showed in the last round in which it did (`samples/`), or those of a
@@ -52,23 +53,24 @@ def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool 
     parts = [_read(file, data.schema.shape, data.schema.classes) for file in files]
     x, y = (torch.cat(values) for values in zip(*parts, strict=True))
     real, test = _part(data.pooled("train"), MOST_REAL), _part(data.test, MOST_REAL)
-    found = _measured(experiment.model_spec, x, y, real, test, data.schema.classes)
-    found["images"] = ", ".join(map(str, files))
+    found = _measure(experiment.model_spec, x, y, real, test, data.schema.classes)
+    found = found.model_copy(update={"images": ", ".join(map(str, files))})
     if images is None:
-        found["own_gans"] = [_beside_records(data, client, *made) for client, made in _own_gans(path, data)]
-        found["words"] += [_copying(own["client"], own["rows"]) for own in found["own_gans"] if own["rows"]]
-    write_json(path / "quality.json", found)
+        own = [_beside_records(data, client, *shown) for client, shown in _own_gans(path, data)]
+        words = [*found.words, *(_say_copying(gan) for gan in own if gan.rows)]
+        found = found.model_copy(update={"own_gans": own, "words": words})
+    write_json(path / "quality.json", found.as_dict())
     return found
 
 
-def _measured(
+def _measure(
     spec: ModelSpec,
     x: Tensor,
     y: Tensor,
     real: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     classes: int,
-) -> dict[str, Any]:
+) -> Quality:
     rows = _as_many_of_each(real[1], y)
     twin = real[0][rows], real[1][rows]
     oracle = train_oracle(spec, *real, classes)
@@ -98,7 +100,7 @@ def _measured(
         ),
     ]
     per_class = {name: _by_class(tally) for name, tally in tallies.items()}
-    return {"measures": numbers, "per_class": per_class, "words": _words(y, classes)}
+    return Quality(measures=numbers, per_class=per_class, words=_words(y, classes))
 
 
 def _own_gans(path: Path, data: FederatedData) -> list[tuple[str, tuple[Tensor, Tensor]]]:
@@ -113,7 +115,7 @@ def _own_gans(path: Path, data: FederatedData) -> list[tuple[str, tuple[Tensor, 
     return [(first[str(n)], _read(file, data.schema.shape, data.schema.classes)) for n, file in shown]
 
 
-def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> dict[str, Any]:
+def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> OwnGan:
     """Do images of a client's own GAN lie nearer to its records than to as many others? Rare classes first."""
     own = data.client(client)
     (train_x, train_y), (test_x, test_y) = own.train.tensors(), own.test.tensors()
@@ -123,16 +125,16 @@ def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> d
         made, seen, unseen = x[y == label], train_x[train_y == label], test_x[test_y == label]
         size = min(len(seen), len(unseen))
         if len(made) and size:
-            rows.append([label, int(counts[label]), closer_to_training(made, seen[:size], unseen[:size])])
-    return {"client": client, "rows": rows}
+            rows.append((label, int(counts[label]), closer_to_training(made, seen[:size], unseen[:size])))
+    return OwnGan(client=client, rows=rows)
 
 
-def _copying(client: str, rows: list[list[Any]]) -> str:
-    (_, fewest, rare), (_, most, common) = rows[0], rows[-1]
+def _say_copying(gan: OwnGan) -> str:
+    (_, fewest, rare), (_, most, common) = gan.rows[0], gan.rows[-1]
     return (
-        f"The GAN of client {client}: of the class with fewest records ({fewest}) {rare:.0%} of its images lie nearer "
-        f"to them than to as many held-out ones, of the class with most ({most}) {common:.0%}; about 50 % without "
-        "copying."
+        f"The GAN of client {gan.client}: of the class with fewest records ({fewest}) {rare:.0%} of its images lie "
+        f"nearer to them than to as many held-out ones, of the class with most ({most}) {common:.0%}; about 50 % "
+        "without copying."
     )
 
 
@@ -146,9 +148,9 @@ def _words(labels: Tensor, classes: int) -> list[str]:
     return words
 
 
-def _row(measure: str, value: float, meaning: str, share: bool = True) -> dict[str, str]:
+def _row(measure: str, value: float, meaning: str, share: bool = True) -> Measure:
     shown = "–" if math.isnan(value) else f"{value:.1%}" if share else f"{value:.3f}"
-    return {"measure": measure, "value": shown, "meaning": meaning}
+    return Measure(measure=measure, value=shown, meaning=meaning)
 
 
 def _mean(values: list[float]) -> float:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsynth.evaluation.results import Result, RunSummary
 from fedsynth.experiment.config import Experiment
 from fedsynth.privacy import ledger_words
-from fedsynth.report.csv_files import read_rows
 from fedsynth.report.intervals import Interval, interval, paired_difference
 from fedsynth.studies.histograms import Histograms
-from fedsynth.studies.work import summary_of
+from fedsynth.studies.work import own_accuracies, summary_of
 
 ALWAYS = ("local", "fedavg")  # what everything is measured by, the simplest first
 HARDLY = 2.0  # times as good as guessing
@@ -28,46 +28,96 @@ Scores = Mapping[str, Mapping[int, float | None]]
 """By method and seed."""
 
 
+class Recommendation(Result):
+    """The method for one goal, how accurate it was, and those that are about as good (`alike`)."""
+
+    method: str
+    accuracy: float
+    best: str
+    clear: bool
+    alike: list[str]
+    best_ahead: Interval | None
+    gain: dict[str, Interval | None]
+
+
+class AdviceRow(Result):
+    """What a method reached, by goal, and what a run of it cost."""
+
+    method: str
+    scores: dict[str, Interval | None]
+    bytes: int
+    seconds: float
+    protected: list[str]
+    unprotected: list[str]
+    privacy: list[str]
+
+
+class ClientAdvice(Result):
+    """What a client reached on its own test part, by method, and what it gains by the recommended one."""
+
+    client: str
+    examples: int
+    scores: dict[str, Interval | None]
+    gain: Interval | None
+
+
 @dataclass(frozen=True)
 class Advice:
     """A recommendation for each goal, a row for each method, a row for each client, and words."""
 
-    recommended: dict[str, dict[str, Any]]
-    rows: list[dict[str, Any]]
-    clients: list[dict[str, Any]]
+    recommended: dict[str, Recommendation]
+    rows: list[AdviceRow]
+    clients: list[ClientAdvice]
     words: list[str]
     path: Path
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {**vars(self), "path": str(self.path)}
+        rows, clients = ([_with_scores(row) for row in part] for part in (self.rows, self.clients))
+        recommended = {goal: found.as_dict() for goal, found in self.recommended.items()}
+        return {
+            "recommended": recommended,
+            "rows": rows,
+            "clients": clients,
+            "words": self.words,
+            "path": str(self.path),
+        }
+
+
+def _with_scores(row: Result) -> dict[str, object]:
+    """A row whose scores stand beside its other cells."""
+    kept = row.as_dict()
+    return {**kept.pop("scores"), **kept}
 
 
 def make_advice(
     planned: Mapping[str, Mapping[int, Experiment]], skew: Histograms, notes: list[str], path: Path
 ) -> Advice:
     """The answer that finished runs give, by method and seed."""
-    summaries = {m: {seed: summary_of(e) for seed, e in runs.items()} for m, runs in planned.items()}
-    clients = {
-        m: {seed: _client_accuracies(e, summaries[m][seed]) for seed, e in r.items()} for m, r in planned.items()
-    }
+    summaries = {m: {seed: _with_clients(e) for seed, e in runs.items()} for m, runs in planned.items()}
     scores: dict[str, Scores] = {
-        "own": {m: {seed: s["clients"].get("mean") for seed, s in by.items()} for m, by in summaries.items()},
-        "global": {m: {seed: s["test"]["accuracy"] for seed, s in by.items()} for m, by in summaries.items()},
+        "own": {m: {seed: s.clients.mean for seed, s in by.items()} for m, by in summaries.items()},
+        "global": {m: {seed: s.test.accuracy for seed, s in by.items()} for m, by in summaries.items()},
     }
-    costs = {m: _cost(list(by.values())) for m, by in summaries.items()}
-    order = [*ALWAYS, *sorted((m for m in planned if m not in ALWAYS), key=lambda m: costs[m]["bytes"])]
+    rows = {m: _row(m, scores, list(by.values())) for m, by in summaries.items()}
+    order = [*ALWAYS, *sorted((m for m in planned if m not in ALWAYS), key=lambda m: rows[m].bytes)]
     recommended = {goal: recommend(scores[goal], order) for goal in GOALS}
-    rows = [{"method": m, **_score_cells(scores, m), **costs[m]} for m in order]
-    chosen = recommended["own"]["method"]
-    by_client = [_client_row(name, k, skew, clients, chosen) for k, name in enumerate(skew.clients)]
-    words = [*_words(recommended, costs, skew), *notes]
-    if recommended["global"]["accuracy"] * np.count_nonzero(skew.counts.sum(axis=0)) < HARDLY:
+    chosen = recommended["own"].method
+    by_client = [_client_row(name, k, skew, summaries, chosen) for k, name in enumerate(skew.clients)]
+    words = [*_words(recommended, rows, skew), *notes]
+    if recommended["global"].accuracy * np.count_nonzero(skew.counts.sum(axis=0)) < HARDLY:
         words.insert(0, "The candidates hardly learnt anything: do not believe this before you have raised --rounds.")
-    return Advice(recommended, rows, by_client, words, path)
+    return Advice(recommended, [rows[m] for m in order], by_client, words, path)
 
 
-def recommend(scores: Scores, order: Sequence[str]) -> dict[str, Any]:
+def _with_clients(experiment: Experiment) -> RunSummary:
+    """The summary of a run, with each client's accuracy on its own test part by the model that it ends with."""
+    summary = summary_of(experiment)
+    own = own_accuracies(experiment.runs / str(experiment.name), summary)
+    return summary.model_copy(update={"per_client": own})
+
+
+def recommend(scores: Scores, order: Sequence[str]) -> Recommendation:
     """The simplest method (the earliest in `order`) that the best one does not clearly beat, paired over the seeds."""
     known = {m: by_seed for m, by_seed in scores.items() if all(value is not None for value in by_seed.values())}
     means = {
@@ -75,102 +125,80 @@ def recommend(scores: Scores, order: Sequence[str]) -> dict[str, Any]:
     }
     best = max(means, key=lambda m: means[m])
     behind = {m: paired_difference(known[best], known[m]) for m in known}
-    alike = [m for m in order if m in known and (m == best or not _clear(behind[m]))]
+    similar = [m for m in order if m in known and (m == best or not _is_clear(behind[m]))]
     # Not one that something simpler does better than, if only by a little.
-    chosen = next(m for m in alike if all(means[m] >= means[o] for o in order[: order.index(m)] if o in means))
+    chosen = next(m for m in similar if all(means[m] >= means[o] for o in order[: order.index(m)] if o in means))
     gains = {other: paired_difference(known[chosen], known[other]) for other in ALWAYS if other in known}
-    return {
-        "method": chosen,
-        "accuracy": means[chosen],
-        "best": best,
-        "clear": chosen == best and len(alike) == 1,
-        "alike": alike,
-        "best_ahead": _cell(behind[chosen]),
-        "gain": {other: _cell(gain) for other, gain in gains.items() if other != chosen},
-    }
+    return Recommendation(
+        method=chosen,
+        accuracy=means[chosen],
+        best=best,
+        clear=chosen == best and len(similar) == 1,
+        alike=similar,
+        best_ahead=behind[chosen],
+        gain={other: gain for other, gain in gains.items() if other != chosen},
+    )
 
 
-def _clear(difference: Interval | None) -> bool:
+def _is_clear(difference: Interval | None) -> bool:
     return difference is not None and difference.excludes_zero
 
 
-def _cell(found: Interval | None) -> dict[str, Any] | None:
-    return None if found is None else {"mean": found.mean, "half": found.half, "n": found.n}
-
-
-def _score_cells(scores: Mapping[str, Scores], method: str) -> dict[str, Any]:
-    return {goal: _cell(interval(list(scores[goal][method].values()))) for goal in GOALS}
-
-
-def _cost(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Bytes, seconds and privacy of one run, as the runs had them."""
-    rows = [row for row in summaries[0]["privacy"] if row["kind"] == "release" and not row["evaluation"]]
-    spent = {row["release"]: row for row in sorted(rows, key=lambda row: row["epsilon"] or 0) if row["epsilon"]}
-    return {
-        "bytes": round(float(np.mean([s["bytes"]["up"] + s["bytes"]["down"] for s in summaries]))),
-        "seconds": float(np.mean([s["seconds"] for s in summaries])),
-        "protected": [f"{row['what']}, {row['proven']}" for row in spent.values()],
-        "unprotected": list(dict.fromkeys(row["what"] for row in rows if row["epsilon"] is None)),
-        "privacy": ledger_words(summaries[0]["privacy"]),
-    }
-
-
-def _client_accuracies(experiment: Experiment, summary: Mapping[str, Any]) -> list[float | None]:
-    """Each client's accuracy on its own test part, by the model that it ends with."""
-    with (experiment.runs / str(experiment.name) / "clients.csv").open(newline="", encoding="utf-8") as file:
-        rows = sorted(read_rows(file), key=lambda row: int(row["client"]))
-    column = f"{summary['clients'].get('view', 'global')}/test/accuracy"
-    return [float(row[column]) if row.get(column) else None for row in rows]
+def _row(method: str, scores: Mapping[str, Scores], summaries: Sequence[RunSummary]) -> AdviceRow:
+    """What a method reached; bytes, seconds and privacy of one run, as the runs had them."""
+    ledger = summaries[0].privacy
+    rows = [row for row in ledger if row.kind == "release" and not row.evaluation]
+    spent = {row.release: row for row in sorted(rows, key=lambda row: row.cost) if row.cost}
+    return AdviceRow(
+        method=method,
+        scores={goal: interval(list(scores[goal][method].values())) for goal in GOALS},
+        bytes=round(float(np.mean([s.bytes.up + s.bytes.down for s in summaries]))),
+        seconds=float(np.mean([s.seconds for s in summaries])),
+        protected=[f"{row.what}, {row.proven}" for row in spent.values()],
+        unprotected=list(dict.fromkeys(row.what for row in rows if row.epsilon is None)),
+        privacy=ledger_words(ledger),
+    )
 
 
 def _client_row(
-    name: str, place: int, skew: Histograms, clients: Mapping[str, Mapping[int, list[float | None]]], chosen: str
-) -> dict[str, Any]:
-    of = {m: {seed: values[place] for seed, values in by.items()} for m, by in clients.items()}
-    return {
-        "client": name,
-        "examples": int(skew.counts[place].sum()),
-        **{m: _cell(interval(list(of[m].values()))) for m in dict.fromkeys((*ALWAYS, chosen))},
-        "gain": _cell(paired_difference(of[chosen], of["fedavg" if chosen == "local" else "local"])),
-    }
+    name: str, place: int, skew: Histograms, summaries: Mapping[str, Mapping[int, RunSummary]], chosen: str
+) -> ClientAdvice:
+    of = {m: {seed: s.per_client.get(str(place)) for seed, s in by.items()} for m, by in summaries.items()}
+    return ClientAdvice(
+        client=name,
+        examples=int(skew.counts[place].sum()),
+        scores={m: interval(list(of[m].values())) for m in dict.fromkeys((*ALWAYS, chosen))},
+        gain=paired_difference(of[chosen], of["fedavg" if chosen == "local" else "local"]),
+    )
 
 
-def _words(
-    recommended: Mapping[str, dict[str, Any]], costs: Mapping[str, dict[str, Any]], skew: Histograms
-) -> list[str]:
+def _words(recommended: Mapping[str, Recommendation], rows: Mapping[str, AdviceRow], skew: Histograms) -> list[str]:
     words = [_sentence(goal, recommended[goal]) for goal in GOALS]
-    for method in dict.fromkeys(found["method"] for found in recommended.values()):
-        words.append(_price(method, costs[method]))
-    words.append("The histograms themselves: " + " ".join(ledger_words(skew.ledger)))
-    return words
+    words += [_price(rows[method]) for method in dict.fromkeys(found.method for found in recommended.values())]
+    return [*words, "The histograms themselves: " + " ".join(ledger_words(skew.ledger))]
 
 
-def _price(method: str, cost: Mapping[str, Any]) -> str:
-    if method == "local":
+def _price(row: AdviceRow) -> str:
+    if row.method == "local":
         return "Staying local costs nothing: nothing needs to leave a client."
-    told = [f"protected: {'; '.join(cost['protected'])}"] if cost["protected"] else []
-    told += [f"without a guarantee: {'; '.join(cost['unprotected'])}"] if cost["unprotected"] else []
-    moved = f"{cost['bytes'] / 1e6:.1f} MB up and down and {cost['seconds']:.1f} s"
-    return f"A trial of {method} cost {moved}. What leaves a client is {', and '.join(told)}."
+    told = [f"protected: {'; '.join(row.protected)}"] if row.protected else []
+    told += [f"without a guarantee: {'; '.join(row.unprotected)}"] if row.unprotected else []
+    moved = f"{row.bytes / 1e6:.1f} MB up and down and {row.seconds:.1f} s"
+    return f"A trial of {row.method} cost {moved}. What leaves a client is {', and '.join(told)}."
 
 
-def _sentence(goal: str, found: Mapping[str, Any]) -> str:
-    name = {"local": "stay local", "fedavg": "FedAvg"}.get(found["method"], found["method"])
-    start = f"On {GOALS[goal]}: {name} ({found['accuracy']:.1%})"
-    gains = [
-        f"{_points(gain)} over {'staying local' if m == 'local' else 'FedAvg'}" for m, gain in found["gain"].items()
-    ]
+def _sentence(goal: str, found: Recommendation) -> str:
+    name = {"local": "stay local", "fedavg": "FedAvg"}.get(found.method, found.method)
+    start = f"On {GOALS[goal]}: {name} ({found.accuracy:.1%})"
+    gains = [f"{_points(gain)} over {'staying local' if m == 'local' else 'FedAvg'}" for m, gain in found.gain.items()]
     told = f", {' and '.join(gains)}" if gains else ""
-    if found["method"] == found["best"]:
-        others = [m for m in found["alike"] if m != found["method"]]
+    if found.method == found.best:
+        others = [m for m in found.alike if m != found.method]
         return f"{start}{told}" + (f"; not clearly better than {', '.join(others)}." if others else ".")
-    simplest = "the simplest" if found["method"] in ALWAYS else "the simplest of those that are about as good"
-    ahead = _points(found["best_ahead"])
-    return f"{start}{told}: no method is clearly better ({found['best']}: {ahead}), and this is {simplest}."
+    simplest = "the simplest" if found.method in ALWAYS else "the simplest of those that are about as good"
+    ahead = _points(found.best_ahead)
+    return f"{start}{told}: no method is clearly better ({found.best}: {ahead}), and this is {simplest}."
 
 
-def _points(cell: Mapping[str, Any] | None) -> str:
-    if cell is None:
-        return "–"
-    half = "" if cell["half"] is None else f" ± {100 * cell['half']:.1f}"
-    return f"{100 * cell['mean']:+.1f}{half} points"
+def _points(found: Interval | None) -> str:
+    return "–" if found is None else f"{found.text('+.1f', 100)} points"

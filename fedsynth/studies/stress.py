@@ -6,34 +6,29 @@ the cores, and a folder that exists is gone on with.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.experiment.config import Experiment, make_experiment, override
+from fedsynth.evaluation.results import StressRow
+from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import override
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.report.csv_files import write_csv
 from fedsynth.report.plots import plot_stress
-from fedsynth.studies.work import Work, summary_of
-
-TROUBLES = {
-    "dropout": "faults.dropout",
-    "late": "faults.late",
-    "label-noise": "data.label_noise",
-    "byzantine": "faults.byzantine",
-}
-"""What can be made worse, and the setting that does it."""
-SHARES = (0.0, 0.1, 0.2, 0.4)
+from fedsynth.studies.defaults import SHARES, TROUBLES
+from fedsynth.studies.work import QUIETLY, Work, summary_of
 
 
 @dataclass(frozen=True)
 class Strained:
     """The rows of a stress test, one for each method, trouble and share, and where everything is kept."""
 
-    rows: list[dict[str, Any]]
+    rows: list[StressRow]
     path: Path
 
 
@@ -44,8 +39,7 @@ def stress_methods(
     shares: Sequence[float] = SHARES,
     seeds: int = 1,
     name: str = "stress",
-    say: Callable[[str], None] = lambda text: None,
-    jobs: int | None = None,
+    work: Work = QUIETLY,
 ) -> Strained:
     """Run every method under every trouble and share; a table and a picture."""
     for trouble in troubles:
@@ -66,14 +60,14 @@ def stress_methods(
     check_setting(first, load_data(first))
     path.mkdir(parents=True, exist_ok=True)
     distinct = {str(experiment.name): experiment for experiment in runs.values()}  # no trouble is the same for all
-    Work(False, say, jobs).do(list(distinct.items()))
+    work.do(list(distinct.items()))
     rows = []
     for method in methods:
         for trouble in troubles:
             for share in shares:
                 scores = [_accuracy(runs[method, trouble, share, seed]) for seed in range(seeds)]
                 rows.append(_row(method, trouble, share, scores))
-    write_csv(path / "stress.csv", rows)
+    write_csv(path / "stress.csv", [row.as_dict() for row in rows])
     plot_stress(path / "stress.png", rows)
     return Strained(rows, path)
 
@@ -90,11 +84,11 @@ def _experiment(
 def _accuracy(experiment: Experiment) -> float:
     """On the global test set; for a method with personal models alone, the mean over the clients."""
     summary = summary_of(experiment)
-    found = summary["test"]["accuracy"]
-    return float(summary["clients"]["mean"] if found is None else found)
+    found = summary.clients.mean if summary.test.accuracy is None else summary.test.accuracy
+    return math.nan if found is None else found
 
 
-def _row(method: str, trouble: str, share: float, scores: Sequence[float]) -> dict[str, Any]:
+def _row(method: str, trouble: str, share: float, scores: Sequence[float]) -> StressRow:
     spread = statistics.stdev(scores) if len(scores) > 1 else None
     mean = statistics.mean(scores)
-    return {"method": method, "trouble": trouble, "share": share, "accuracy": mean, "std": spread, "n": len(scores)}
+    return StressRow(method=method, trouble=trouble, share=share, accuracy=mean, std=spread, n=len(scores))

@@ -1,4 +1,4 @@
-"""Settings found by a search with the same budget for every method, judged on validation parts only.
+"""Settings found by a search with the same budget for every method, evaluated on validation parts only.
 
 Searched are the clients' learning rate and the settings that a method names in `search`. The first trial has the
 settings as given, so tuning never chooses worse ones (on validation). Trials are ordinary runs in `tuning/`, and the
@@ -13,33 +13,34 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError
+from fedsynth.evaluation.results import RunSummary, Trial, TuningResult
 from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import Tables
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
 
 LEARNING_RATE = "train.lr"
 BELOW, ABOVE = 0.1, 3.0  # the learning rate is searched between these multiples of the given one
 
-Run = Callable[[Experiment], dict[str, Any]]
+Run = Callable[[Experiment], RunSummary]
 
 
 def search_space(experiment: Experiment) -> dict[str, tuple[float, float]]:
     """What is searched, each between two numbers on a logarithmic scale."""
     rate = experiment.train.lr
-    own = find_method(experiment.method_name).config.search
+    own = find_method(experiment.method_name).search
     return {LEARNING_RATE: (BELOW * rate, ABOVE * rate), **{f"method.{key}": ends for key, ends in own.items()}}
 
 
-def tune(folder: Path, table: Mapping[str, Any], trials: int, run: Run) -> dict[str, Any]:
+def tune(folder: Path, table: Mapping[str, Any], trials: int, run: Run) -> TuningResult:
     """The best of `trials` settings for a method; kept in `folder`, and read from there when it was done before."""
     experiment = make_experiment(table)
     name = experiment.method_name
     file = folder / f"{name}.json"
     if file.is_file():
-        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return kept
+        return TuningResult.model_validate_json(file.read_text(encoding="utf-8"))
     study, spaces = _study(experiment)
-    rows: list[dict[str, Any]] = []
+    rows: list[Trial] = []
     for number in range(trials):
         trial = study.ask(spaces) if number else None
         settings = dict(trial.params) if trial else {}
@@ -47,16 +48,16 @@ def tune(folder: Path, table: Mapping[str, Any], trials: int, run: Run) -> dict[
         score = _score(run(make_experiment(named)))
         if trial:
             study.tell(trial, score)
-        rows.append({"settings": settings, "validation": score})
-    best = max(rows, key=lambda row: row["validation"])  # the earliest of equals
-    found = {"label": name, "chosen": best["settings"], "validation": best["validation"], "trials": rows}
-    write_json(file, found)
+        rows.append(Trial(settings=settings, validation=score))
+    best = max(rows, key=lambda row: row.validation)  # the earliest of equals
+    found = TuningResult(label=name, chosen=best.settings, validation=best.validation, trials=rows)
+    write_json(file, found.as_dict())
     return found
 
 
-def with_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_settings(table: Mapping[str, Any], settings: Mapping[str, float]) -> Tables:
     """An experiment's tables with settings such as {"train.lr": 0.1} put in."""
-    changed: dict[str, Any] = json.loads(json.dumps(table))
+    changed: Tables = json.loads(json.dumps(table))
     for key, value in settings.items():
         section, setting = key.split(".")
         changed.setdefault(section, {})[setting] = value
@@ -67,7 +68,7 @@ def check_tuning(experiment: Experiment) -> None:
     """Refuse a tuning that cannot be done before anything runs."""
     _optuna()
     if not experiment.data.validation:
-        raise ConfigError("--tune judges by validation parts, and there are none: set data.validation above 0.")
+        raise ConfigError("--tune evaluates on validation parts, and there are none: set data.validation above 0.")
 
 
 def _optuna() -> Any:
@@ -79,7 +80,7 @@ def _optuna() -> Any:
     return optuna
 
 
-def _study(experiment: Experiment) -> tuple[Any, dict[str, Any]]:
+def _study(experiment: Experiment) -> tuple[Any, dict[str, object]]:
     """A search that asks for the same settings whenever it is told the same scores."""
     optuna = _optuna()
     sampler = optuna.samplers.TPESampler(seed=experiment.seed)
@@ -89,9 +90,8 @@ def _study(experiment: Experiment) -> tuple[Any, dict[str, Any]]:
     return study, spaces
 
 
-def _score(summary: Mapping[str, Any]) -> float:
+def _score(summary: RunSummary) -> float:
     """Validation accuracy over all clients; nothing of a test part is looked at."""
-    score = summary["validation"].get("pooled")
-    if score is None:
-        raise ConfigError("--tune judges by validation parts, and no client has one: set data.validation above 0.")
-    return float(score)
+    if summary.validation.pooled is None:
+        raise ConfigError("--tune evaluates on validation parts, and no client has one: set data.validation above 0.")
+    return summary.validation.pooled

@@ -1,6 +1,6 @@
 """Does a method keep the promises that all methods make? Small runs on the digits that find out.
 
-Identity: with the settings it declares (`@method(…, fedavg_when=…)`) it is FedAvg to the last bit.
+Identity: with the settings it declares (`@method(…, fedavg_when=…)`) it is FedAvg, bit-identical.
 Determinism: the same bits again, and on an engine where only bytes pass and clients answer in another order.
 Resume: cut off anywhere, it ends as if nothing had happened.
 What leaves: the declared fields, and no training example.
@@ -9,6 +9,7 @@ Dead clients: it ends without one, and without all.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +26,11 @@ from fedsynth.engines.faults import FaultConfig, FaultyEngine
 from fedsynth.engines.local import LocalEngine
 from fedsynth.engines.wire import WireEngine
 from fedsynth.evaluation.views import client_tallies
+from fedsynth.experiment.catalogue import load_method
 from fedsynth.federation import Federation, Outcome, Policy
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.journal import Journal
-from fedsynth.federation.methods import Method, find_method
+from fedsynth.federation.methods import Method
 from fedsynth.federation.payload import decode
 from fedsynth.federation.port import SERVER, Answers, Engine
 from fedsynth.federation.store import StateStore
@@ -57,14 +59,23 @@ class Finding:
     why: str
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What a client sent."""
+
+    task: str
+    client: str
+    fields: Mapping[str, object]
+
+
 @dataclass
-class Watched:
+class WatchedEngine:
     """An engine that remembers what came back, and may cut a run off."""
 
     inner: Engine
     stop: int | None = None
     asks: int = 0
-    answers: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # task, client, fields
+    sent: list[Sent] = field(default_factory=list)
 
     @property
     def clock(self) -> float:
@@ -84,7 +95,7 @@ class Watched:
         for client, blob in answers.replies.items():
             answer = decode(blob.read())
             if answer["ok"] and not client.startswith(SERVER):
-                self.answers.append((task, client, answer["fields"]))
+                self.sent.append(Sent(task, client, answer["fields"]))
         return answers
 
     def close(self) -> None:
@@ -98,7 +109,15 @@ class Trace:
 
     outcome: Outcome
     fed: Federation
-    engine: Watched
+    engine: WatchedEngine
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything a run ends with: the weights, and what every client's model gets right, by view and client."""
+
+    weights: Mapping[str, torch.Tensor]
+    scores: Mapping[tuple[str, str], tuple[list[int], float]]
 
 
 class Bench:
@@ -129,7 +148,7 @@ class Bench:
             engine = WireEngine(lambda: TaskHost(self.data, store))
         if faults is not None:
             engine = FaultyEngine(engine, faults, 0, lambda client: 1)
-        watched = Watched(engine, stop)
+        watched = WatchedEngine(engine, stop)
         fed = Federation(
             watched,
             self.data.clients,
@@ -143,26 +162,26 @@ class Bench:
         config = method.config(train=train, model=self.spec, **settings)
         return Trace(method.program(fed, config), fed, watched)
 
-    def results(self, trace: Trace) -> dict[str, Any]:
-        """Everything a run ends with: the weights, and how every client's model does."""
+    def evaluate(self, trace: Trace) -> Results:
+        """What a run ends with."""
         tallies = client_tallies(trace.fed, trace.outcome, self.spec, ["validation", "test"])
         scores = {
             (view, client): (tally.correct.tolist(), tally.loss)
             for view, by_client in tallies.items()
             for client, tally in by_client.items()
         }
-        return {"weights": trace.outcome.model or {}, "scores": scores}
+        return Results(trace.outcome.model or {}, scores)
 
 
 def verify_method(name: str, settings: Mapping[str, Any] | None = None) -> list[Finding]:
     """Put a method through all checks."""
-    method = find_method(name)
+    method = load_method(name)
     checks: dict[str, Callable[[Bench], str | None]] = {
-        "identity": identity,
-        "determinism": determinism,
-        "resume": resume,
-        "what leaves": what_leaves,
-        "dead clients": dead_clients,
+        "identity": check_identity,
+        "determinism": check_determinism,
+        "resume": check_resume,
+        "what leaves": check_replies,
+        "dead clients": check_dead_clients,
     }
     with tempfile.TemporaryDirectory() as folder:
         Bench(method, settings or {}, Path(folder)).run()  # settings that it refuses are for the user to change
@@ -183,81 +202,73 @@ def _finding(check: str, examine: Callable[[Bench], str | None], bench: Bench) -
     return Finding(check, None if why else True, why or "")
 
 
-def identity(bench: Bench) -> str | None:
+def check_identity(bench: Bench) -> str | None:
     """With the settings it names, the method is FedAvg."""
     off = bench.method.fedavg_when
     if off is None:
         return "not declared: @method(…, fedavg_when={…}) names the settings that turn the method into FedAvg"
     ours = bench.run(settings=bench.settings | dict(off))
-    plain = bench.run(method=find_method("fedavg"), settings={})
+    plain = bench.run(method=load_method("fedavg"), settings={})
     different = _first_difference(ours.outcome.model or {}, plain.outcome.model or {})
     if different:
-        raise BrokenPromiseError(f'with {dict(off)} it should be FedAvg to the last bit, but "{different}" differs')
+        raise BrokenPromiseError(f'with {dict(off)} it should be bit-identical to FedAvg, but "{different}" differs')
     return None
 
 
-def determinism(bench: Bench) -> None:
+def check_determinism(bench: Bench) -> None:
     """The same seed gives the same bits, here and where only bytes pass."""
-    first = bench.results(bench.run())
-    _same(first, bench.results(bench.run()), "a second run with the same seed: use client.rng and fed.rng")
-    _same(
-        first, bench.results(bench.run(wire=True)), "the wire engine: nothing may be shared but what is sent and kept"
-    )
+    first = bench.evaluate(bench.run())
+    _require_same(first, bench.evaluate(bench.run()), "a second run with the same seed: use client.rng and fed.rng")
+    wire = bench.evaluate(bench.run(wire=True))
+    _require_same(first, wire, "the wire engine: nothing may be shared but what is sent and kept")
 
 
-def resume(bench: Bench) -> None:
+def check_resume(bench: Bench) -> None:
     """Cut off at any point and started again, the run ends with the same bits."""
     whole_run = bench.run("whole")
-    whole = bench.results(whole_run)
+    whole = bench.evaluate(whole_run)
     total = whole_run.engine.asks
     for cut in sorted({max(1, round(share * total)) for share in CUTS}):
         name = f"cut-{cut}"
-        try:
+        with contextlib.suppress(CutOffError):
             bench.run(name, stop=cut)
-        except CutOffError:
-            pass
-        _same(
-            whole, bench.results(bench.run(name)), f"a run cut off after {cut} of {total} requests: keep it in `state`"
-        )
+        resumed = bench.evaluate(bench.run(name))
+        _require_same(whole, resumed, f"a run cut off after {cut} of {total} requests: keep it in `state`")
 
 
-def what_leaves(bench: Bench) -> None:
+def check_replies(bench: Bench) -> None:
     """Replies hold the declared fields, and training examples only where the field says so."""
     trace = bench.run()
     private = {client: _rows(bench.data.client(client).train.x) for client in bench.data.clients}
     size = int(np.prod(bench.data.schema.shape))
-    for task, client, fields in trace.engine.answers:
-        declared = find_task(task).leaves()
-        if set(fields) != set(declared):
-            raise BrokenPromiseError(f'task "{task}" sent {sorted(set(fields) ^ set(declared))}, which is not declared')
+    for sent in trace.engine.sent:
+        task, records = f'task "{sent.task}"', private.get(sent.client, set())
+        declared = find_task(sent.task).leaves()
+        if set(sent.fields) != set(declared):
+            undeclared = sorted(set(sent.fields) ^ set(declared))
+            raise BrokenPromiseError(f"{task} sent {undeclared}, which is not declared")
         for name, words in declared.items():
             if not words:
-                raise BrokenPromiseError(f'task "{task}": the field "{name}" does not say what leaves in it')
-            if REAL not in words and any(
-                _holds(array, size, private.get(client, set())) for array in _arrays(fields[name])
-            ):
-                raise BrokenPromiseError(
-                    f'task "{task}" sent training examples in "{name}", which is declared as "{words}"'
-                )
+                raise BrokenPromiseError(f'{task}: the field "{name}" does not say what leaves in it')
+            if REAL not in words and any(_holds(array, size, records) for array in _arrays(sent.fields[name])):
+                raise BrokenPromiseError(f'{task} sent training examples in "{name}", which is declared as "{words}"')
 
 
-def dead_clients(bench: Bench) -> None:
+def check_dead_clients(bench: Bench) -> None:
     """A client that never answers, and then nobody who does, are no reason to break down."""
-    first = bench.data.clients[0]
-    for away in ([first], list(bench.data.clients)):
+    clients = list(bench.data.clients)
+    for away in (clients[:1], clients):
         trace = bench.run(faults=FaultConfig(delay=1.0, outages=dict.fromkeys(away, FOREVER)))
         weights = trace.outcome.model or {}
         if not all(torch.isfinite(entry).all() for entry in weights.values() if entry.is_floating_point()):
-            raise BrokenPromiseError(
-                f"with {len(away)} of {len(bench.data.clients)} clients away its weights are not finite"
-            )
+            raise BrokenPromiseError(f"with {len(away)} of {len(clients)} clients away its weights are not finite")
 
 
-def _same(first: dict[str, Any], second: dict[str, Any], where: str) -> None:
-    different = _first_difference(first["weights"], second["weights"])
+def _require_same(first: Results, second: Results, where: str) -> None:
+    different = _first_difference(first.weights, second.weights)
     if different:
         raise BrokenPromiseError(f'"{different}" has other bits in {where}')
-    if first["scores"] != second["scores"]:
+    if first.scores != second.scores:
         raise BrokenPromiseError(f"clients' own models have other scores in {where}")
 
 
@@ -278,7 +289,7 @@ def _holds(array: np.ndarray, size: int, private: set[bytes]) -> bool:
     return any(row.tobytes() in private for row in np.ascontiguousarray(array, np.float32).reshape(-1, size))
 
 
-def _arrays(value: Any) -> Iterator[np.ndarray]:
+def _arrays(value: object) -> Iterator[np.ndarray]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):

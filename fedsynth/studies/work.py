@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.engines.local import choose_workers
+from fedsynth.engines.pool import Pool
+from fedsynth.errors import FedsynthError, UserError
+from fedsynth.evaluation.results import RunSummary, TuningResult
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.runner import choose_device, run_experiment
-from fedsynth.studies.processes import side_by_side
+from fedsynth.report.csv_files import read_rows
 from fedsynth.studies.tuning import tune
 
 
@@ -21,9 +24,9 @@ from fedsynth.studies.tuning import tune
 class Work:
     """How to go about it: `jobs` pieces side by side; None takes a run per core where that can be done."""
 
-    progress: bool | None
-    say: Callable[[str], None]
-    jobs: int | None
+    progress: bool | None = False
+    say: Callable[[str], None] = lambda text: None
+    jobs: int | None = None
 
     def do(self, runs: Sequence[tuple[str, Experiment]]) -> None:
         """Carry out the runs that are not complete."""
@@ -36,12 +39,12 @@ class Work:
             self.say(f"[{number}/{len(left)}] {name}")
             complete(experiment, self.progress)
 
-    def tune(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], trials: int) -> dict[str, dict[str, Any]]:
+    def tune(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], trials: int) -> dict[str, TuningResult]:
         """What the search chose for every method; the searches go side by side, the trials of one in their order."""
         left = {name: table for name, table in tables.items() if not (folder / f"{name}.json").is_file()}
         jobs = min(self._jobs([make_experiment(table) for table in left.values()]), len(left))
         if jobs > 1:
-            pieces = [(f"tuning of {n}", partial(tune, folder, t, trials, _alone)) for n, t in left.items()]
+            pieces = [(f"tuning of {n}", partial(tune, folder, t, trials, _on_its_own)) for n, t in left.items()]
             side_by_side(pieces, jobs, self.say)
         return {n: tune(folder, t, trials, lambda e: complete(e, self.progress)) for n, t in tables.items()}
 
@@ -55,7 +58,10 @@ class Work:
         return max(1, cores) if engine.workers is None and engine.name == "local" else 1
 
 
-def complete(experiment: Experiment, progress: bool | None) -> dict[str, Any]:
+QUIETLY = Work()
+
+
+def complete(experiment: Experiment, progress: bool | None) -> RunSummary:
     """The summary of a run: read if it is complete, otherwise made by resuming or by starting it."""
     path = experiment.runs / str(experiment.name)
     if _file(experiment).is_file():
@@ -72,15 +78,36 @@ def on_one_core(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": 1})})
 
 
-def _alone(experiment: Experiment) -> dict[str, Any]:
+def _on_its_own(experiment: Experiment) -> RunSummary:
     return complete(on_one_core(experiment), False)
 
 
-def summary_of(experiment: Experiment) -> dict[str, Any]:
+def summary_of(experiment: Experiment) -> RunSummary:
     """The summary of a complete run."""
-    summary: dict[str, Any] = json.loads(_file(experiment).read_text(encoding="utf-8"))
-    return summary
+    return RunSummary.model_validate_json(_file(experiment).read_text(encoding="utf-8"))
+
+
+def own_accuracies(path: Path, summary: RunSummary) -> dict[str, float]:
+    """The accuracy of every client on its own test part, from the clients.csv of a run."""
+    column = f"{summary.clients.view}/test/accuracy"
+    with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
+        return {row["client"]: float(row[column]) for row in read_rows(file) if row.get(column)}
 
 
 def _file(experiment: Experiment) -> Path:
     return experiment.runs / str(experiment.name) / "summary.json"
+
+
+def side_by_side(pieces: Sequence[tuple[str, Callable[[], object]]], jobs: int, say: Callable[[str], None]) -> None:
+    """Do named pieces of work, each in a process of its own; the first failure ends the others and is raised."""
+    pool = Pool[int](lambda place: pieces[place][1](), jobs, fresh=True)
+    try:
+        for done, ended in enumerate(pool.carry_out(deque(range(len(pieces)))), 1):
+            name = pieces[ended.job][0]
+            if ended.how == "died":
+                raise FedsynthError(f"{name}: its process ended without a word ({ended.why}).")
+            if ended.how != "done":
+                raise (UserError if ended.mistake else FedsynthError)(f"{name}: {ended.why}")
+            say(f"[{done}/{len(pieces)}] {name}")
+    finally:
+        pool.close()

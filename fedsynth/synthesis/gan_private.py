@@ -1,9 +1,9 @@
 """A WGAN-GP whose critic learns privately (DP-SGD): every record's gradient is clipped, their sum gets noise.
 
-The term of a record is all that the record takes part in: its own score, the score of the image made beside it and the
-penalty between them. The generator learns from the critic alone and from labels and latents that do not depend on the
-data, so it is post-processing of the noisy sums. What is proven is about one record, added or removed, beside a number
-of records that is public: it decides the sampling rate and the divisor.
+The term of a record is all that the record takes part in: its own score, the score of the image generated beside it
+and the penalty between them. The generator learns from the critic alone and from labels and latents that do not depend
+on the data, so it is post-processing of the noisy sums. What is proven is about one record, added or removed, beside a
+number of records that is public: it decides the sampling rate and the divisor.
 
 All randomness is secret, also the latent and the mixing weight of each record: were they public and dealt by position
 in the batch, one record more would change the terms of all later ones. The generator draws from a stream of its own, so
@@ -21,19 +21,18 @@ from torch.func import functional_call, grad, vmap
 
 from fedsynth.errors import ConfigError
 from fedsynth.learning.effort import count_examples
-from fedsynth.privacy.dpsgd import dp_rate, noisy_sum, poisson_batch
+from fedsynth.privacy.dpsgd import DpSgdNoise, dp_rate, noisy_sum, poisson_batch, set_gradients
 from fedsynth.privacy.mechanisms import clip_rows
-from fedsynth.synthesis.gan_images import Draws, check_images
-from fedsynth.synthesis.gan_model import Gan, torch_generator
-from fedsynth.synthesis.gan_nets import Critic
+from fedsynth.synthesis.gan import Gan, TrainingImages, torch_generator
+from fedsynth.synthesis.gan_networks import Critic
 from fedsynth.synthesis.gan_training import (
-    Adam,
     GanTraining,
+    GeneratorInputs,
     Moments,
+    build_optimizers,
+    collect_moments,
     generator_step,
     gradient_penalty,
-    optimizers,
-    saved,
 )
 
 CHUNK_BYTES = 64 * 2**20  # of gradients, one per record, held at a time
@@ -55,51 +54,50 @@ class PrivateGanFit:
 
 def train_gan_private(
     gan: Gan,
-    x: Tensor,
-    y: Tensor,
+    images: TrainingImages,
     training: GanTraining,
     steps: int,
-    clip: float,
-    noise: float,
+    noise: DpSgdNoise,
     rng: np.random.Generator,
-    known: Tensor,
     moments: Moments | None = None,
-    size: int | None = None,
 ) -> PrivateGanFit:
-    """Train a WGAN-GP in place for `steps` generator steps, privately per record.
+    """Train a WGAN-GP in place for `steps` generator steps, privately per record. `rng` must be secret.
 
-    `known` says which classes images are made for. It must not come from these records unless a guarantee of its own
-    covers it; records of other classes add nothing. `rng` must be secret. `size` is the public number of records; how
-    many there are, unless given. `training.balanced` has no meaning here, where every record has the same chance.
+    `images.known` says which classes images are generated for. It must not come from these records unless a guarantee
+    of its own covers it; records of other classes add nothing. `training.balanced` has no meaning here, where every
+    record has the same chance.
     """
-    _check(gan, clip, noise, known)
-    check_images(gan, x, y)
-    size = len(x) if size is None else size
+    known = _check(gan, images)
+    size = len(images.x) if images.public_size is None else images.public_size
     rate = dp_rate(size, training.batch_size)
     if size == 0 or steps == 0:
-        return PrivateGanFit(0, 0, rate, noise, moments or {})
-    adam = optimizers(gan, training, moments)
-    draws = Draws(gan, known)
-    records = _Records(gan, x, y, known, training.penalty, clip)
+        return PrivateGanFit(0, 0, rate, noise.noise, moments or {})
+    adam = build_optimizers(gan, training, moments)
+    inputs = GeneratorInputs(gan, known)
+    records = _Records(gan, images.x, images.y, known, training.penalty, noise.clip)
     for _ in range(steps):
         of_records, of_generator = (np.random.default_rng(int.from_bytes(rng.bytes(32))) for _ in range(2))
         for _ in range(training.critic_steps):
-            rows = torch.from_numpy(poisson_batch(len(x), rate, of_records))
+            rows = torch.from_numpy(poisson_batch(len(images.x), rate, of_records))
             total = records.clipped_sum(rows, *records.drawn(len(rows), of_records))
-            _step(adam["critic"], noisy_sum(total, noise * clip, of_records) / (rate * size))
-        generator_step(gan, draws, training.batch_size, adam["generator"], torch_generator(of_generator))
+            set_gradients(adam["critic"].trained, noisy_sum(total, noise.std, of_records) / (rate * size))
+            adam["critic"].step()
+        generator_step(gan, inputs, training.batch_size, adam["generator"], torch_generator(of_generator))
     # What is expected, not what was drawn: the number of records in the batches is not for others to know.
     count_examples(round(steps * training.critic_steps * rate * size))
     gan.zero_grad(set_to_none=True)
-    return PrivateGanFit(steps, steps * training.critic_steps, rate, noise, saved(adam))
+    return PrivateGanFit(steps, steps * training.critic_steps, rate, noise.noise, collect_moments(adam))
 
 
-def _step(adam: Adam, gradient: Tensor) -> None:
-    """Step by a gradient that is one long vector."""
-    parts = gradient.split([parameter.numel() for parameter in adam.trained])
-    for parameter, part in zip(adam.trained, parts, strict=True):
-        parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
-    adam.step()
+def _check(gan: Gan, images: TrainingImages) -> Tensor:
+    """Refuse what cannot be trained privately; the classes that images are generated for."""
+    if gan.spec.kind != "wgan_gp":
+        raise ConfigError(f'A GAN of kind "{gan.spec.kind}" cannot be trained privately; choose kind = "wgan_gp".')
+    known = images.known
+    if known is None or len(known) != gan.classes or not known.any():
+        raise ConfigError(f"Private training must know which of the {gan.classes} classes images are generated for.")
+    images.check(gan)
+    return known
 
 
 class _RecordLoss(nn.Module):
@@ -109,10 +107,10 @@ class _RecordLoss(nn.Module):
         super().__init__()
         self.critic, self.penalty = critic, penalty
 
-    def forward(self, real: Tensor, made: Tensor, label: Tensor, mix: Tensor) -> Tensor:
+    def forward(self, real: Tensor, generated: Tensor, label: Tensor, mix: Tensor) -> Tensor:
         y = None if self.critic.by_class is None else label
-        penalty = gradient_penalty(self.critic, real, made, y, mix)
-        return (self.critic(made, y) - self.critic(real, y) + self.penalty * penalty).sum()
+        penalty = gradient_penalty(self.critic, real, generated, y, mix)
+        return (self.critic(generated, y) - self.critic(real, y) + self.penalty * penalty).sum()
 
 
 class _Records:
@@ -133,7 +131,7 @@ class _Records:
         self.gradients = vmap(grad(of_one), in_dims=(None, 0, 0, 0, 0))
 
     def drawn(self, count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """For each of so many records a latent, from which the image beside it is made, and a place between both.
+        """For each of so many records a latent, from which the image beside it is generated, and a place between both.
 
         By numpy: PyTorch takes 32 bits of a seed, which can be guessed.
         """
@@ -148,18 +146,9 @@ class _Records:
             here = slice(start, start + self.chunk)
             x, y = self.x[rows[here]], self.y[rows[here]]
             with torch.no_grad():
-                made = self.generator(z[here], y if self.generator.classes else None)
-            each = self.gradients(weights, x, made, y, mix[here].to(x))
+                generated = self.generator(z[here], y if self.generator.classes else None)
+            each = self.gradients(weights, x, generated, y, mix[here].to(x))
             flat = torch.cat([gradient.reshape(len(x), -1) for gradient in each.values()], dim=1)
             flat = torch.where(self.heard[y].unsqueeze(1), flat, 0.0)
             total += clip_rows(flat, self.clip).sum(0, dtype=torch.float64)
         return total
-
-
-def _check(gan: Gan, clip: float, noise: float, known: Tensor) -> None:
-    if gan.spec.kind != "wgan_gp":
-        raise ConfigError(f'A GAN of kind "{gan.spec.kind}" cannot be trained privately; choose kind = "wgan_gp".')
-    if not clip > 0 or not noise >= 0:
-        raise ConfigError(f"Private training needs a clip above 0 and a noise of 0 or more, not {clip} and {noise}.")
-    if len(known) != gan.classes or not known.any():
-        raise ConfigError(f"Private training must be told which of the {gan.classes} classes images are made for.")

@@ -1,8 +1,9 @@
 """Training of a GAN on one data set: as many generator steps as asked for, from the weights and moments it is given.
 
 A generator step takes one number from `rng`, which seeds all that the step draws. So training in two visits, with the
-moments handed on, is training in one. Fast on a CPU: one pass of real and made images together, made images for all the
-critic's steps at once, the penalty's gradient as a chain of transposed convolutions, channels_last, fused Adam.
+moments handed on, is training in one. Fast on a CPU: one pass of real and generated images together, generated images
+for all the critic's steps at once, the penalty's gradient as a chain of transposed convolutions, channels_last, fused
+Adam.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 from torch import Tensor, nn
 
 from fedsynth.learning.effort import count_examples
-from fedsynth.synthesis.gan_images import Draws, Images
-from fedsynth.synthesis.gan_model import Gan, torch_generator
-from fedsynth.synthesis.gan_nets import Critic, Encoder
+from fedsynth.synthesis.gan import Gan, TrainingImages, torch_generator
+from fedsynth.synthesis.gan_networks import Critic, Encoder
 
 Moments = dict[str, Tensor]
 """Adam's running means by name ("critic.first.score.weight"), and how many steps they are over ("critic.steps")."""
@@ -48,17 +48,6 @@ class GanTraining(BaseModel):
     balanced: bool = Field(default=True, description="Whether all classes are drawn equally often.")
 
 
-DEFAULTS = {
-    "wgan_gp": GanTraining(),
-    "r1": GanTraining(batch_size=64, critic_steps=1),
-    "vae": GanTraining(batch_size=64, betas=(0.9, 0.999)),
-}
-"""What works for each kind."""
-
-PUBLISHED = GanTraining(batch_size=256, generator_lr=5e-5, critic_lr=1e-4, balanced=False)
-"""As GANDALF prints it (section 5)."""
-
-
 @dataclass(frozen=True)
 class GanFit:
     """What a training did. Losses are means over its steps, nan when one was not finite (and it stopped there)."""
@@ -71,24 +60,19 @@ class GanFit:
 
 def train_gan(
     gan: Gan,
-    x: Tensor,
-    y: Tensor,
+    images: TrainingImages,
     training: GanTraining,
     steps: int,
     rng: np.random.Generator,
     moments: Moments | None = None,
-    known: Tensor | None = None,
 ) -> GanFit:
-    """Train the GAN in place for `steps` generator steps, on images x (n, C, H, W) in [0, 1] with labels y.
-
-    `known` says which classes are known to be there (by default those in y): the generator is asked for no other, and
-    images of others are left out. A class that nobody has would come out as rubbish.
-    """
-    images = Images(gan, x, y, training.balanced, known)
-    if len(images) == 0 or steps == 0:
+    """Train the GAN in place for `steps` generator steps, from the moments of an earlier training where given."""
+    batches = ImageBatches(gan, images, training.balanced)
+    if len(batches) == 0 or steps == 0:
         return GanFit(0, 0.0, 0.0, moments or {})
-    adam = optimizers(gan, training, moments)
-    take = _Vae(gan, images, training, adam) if gan.spec.kind == "vae" else _Adversaries(gan, images, training, adam)
+    adam = build_optimizers(gan, training, moments)
+    kind = _VaeSteps if gan.spec.kind == "vae" else _AdversarialSteps
+    take = kind(gan, batches, training, adam)
     done, sums = 0, np.zeros(2)
     while done < steps and np.isfinite(sums).all():
         sums += take.step(torch_generator(rng))
@@ -96,7 +80,60 @@ def train_gan(
     count_examples(done * take.examples)
     gan.zero_grad(set_to_none=True)
     means = [value / done if math.isfinite(value) else math.nan for value in sums]
-    return GanFit(done, means[0], means[1], saved(adam))
+    return GanFit(done, means[0], means[1], collect_moments(adam))
+
+
+class GeneratorInputs:
+    """What images are generated from: labels with the given odds for each class, and random vectors."""
+
+    def __init__(self, gan: Gan, odds: Tensor) -> None:
+        self.odds = odds.double().cpu()
+        self.conditional, self.latent = gan.spec.conditional, gan.spec.latent
+        self.like = gan.generator.linear.weight.detach()
+
+    def labels(self, count: int, draw: torch.Generator) -> Tensor | None:
+        """Labels, for a conditional generator."""
+        if not self.conditional:
+            return None
+        return torch.multinomial(self.odds, count, replacement=True, generator=draw).to(self.like.device)
+
+    def latents(self, count: int, draw: torch.Generator) -> Tensor:
+        """Random vectors."""
+        return torch.randn((count, self.latent), generator=draw).to(self.like)
+
+
+class ImageBatches:
+    """The real images of known classes, in order of class, so that a batch of any classes is one gather."""
+
+    def __init__(self, gan: Gan, images: TrainingImages, balanced: bool) -> None:
+        images.check(gan)
+        x, y, known = images.x, images.y.cpu(), images.known
+        counts = torch.bincount(y, minlength=gan.classes)
+        known = counts > 0 if known is None else known.bool().cpu()
+        order = torch.argsort(y, stable=True)
+        order = order[known[y[order]]].to(x.device)
+        # Stored (n, height, width, channels); seen as NCHW that is channels_last.
+        self.x = x[order].to(gan.generator.linear.weight).permute(0, 2, 3, 1).contiguous()
+        self.counts = counts * known
+        self.ends = self.counts.cumsum(0)
+        self.classes = torch.nonzero(self.counts).flatten()
+        self.balanced, self.conditional = balanced, gan.spec.conditional
+        self.odds = known if balanced else self.counts
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def real(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        """Images, and their labels if they are of use; drawn with replacement."""
+        if self.balanced:
+            labels = self.classes[torch.randint(len(self.classes), (count,), generator=draw)]
+            back = torch.rand(count, generator=draw, dtype=torch.float64) * self.counts[labels]
+            rows = self.ends[labels] - 1 - back.long()
+        else:
+            rows = torch.randint(len(self.x), (count,), generator=draw)
+            labels = torch.searchsorted(self.ends, rows, right=True)
+        x = self.x.index_select(0, rows.to(self.x.device)).permute(0, 3, 1, 2)
+        return x, labels.to(x.device) if self.conditional else None
 
 
 class Adam:
@@ -123,7 +160,7 @@ class Adam:
         self.optimizer.step()
         self.steps += 1
 
-    def saved(self, part: str) -> Moments:
+    def moments(self, part: str) -> Moments:
         """The moments, in the default memory format."""
         kept = {f"{part}.steps": torch.tensor(float(self.steps))}
         for name, parameter in self.parameters.items():
@@ -145,7 +182,7 @@ class Adam:
             }
 
 
-def optimizers(gan: Gan, training: GanTraining, moments: Moments | None) -> dict[str, Adam]:
+def build_optimizers(gan: Gan, training: GanTraining, moments: Moments | None) -> dict[str, Adam]:
     """Adam for each of the two networks, with the moments it had."""
     rates = {"generator": training.generator_lr, "critic": training.critic_lr}
     networks: dict[str, nn.Module] = {"generator": gan.learning, "critic": gan.critic}
@@ -155,39 +192,39 @@ def optimizers(gan: Gan, training: GanTraining, moments: Moments | None) -> dict
     return adam
 
 
-def saved(adam: Mapping[str, Adam]) -> Moments:
+def collect_moments(adam: Mapping[str, Adam]) -> Moments:
     """The moments of both networks."""
-    return {name: entry for part, optimizer in adam.items() for name, entry in optimizer.saved(part).items()}
+    return {name: entry for part, optimizer in adam.items() for name, entry in optimizer.moments(part).items()}
 
 
-def generator_step(gan: Gan, draws: Draws, size: int, adam: Adam, draw: torch.Generator) -> float:
+def generator_step(gan: Gan, inputs: GeneratorInputs, size: int, adam: Adam, draw: torch.Generator) -> float:
     """One step of the learning generator towards better scores; the loss before it."""
-    labels = draws.labels(size, draw)
-    scores = gan.critic(gan.learning(draws.latents(size, draw), labels), labels)
+    labels = inputs.labels(size, draw)
+    scores = gan.critic(gan.learning(inputs.latents(size, draw), labels), labels)
     return adam.minimise(-scores.mean() if gan.spec.kind == "wgan_gp" else F.softplus(-scores).mean())
 
 
-class _Adversaries:
+class _AdversarialSteps:
     """A generator step of wgan_gp or r1, with the critic's steps before it."""
 
-    def __init__(self, gan: Gan, images: Images, training: GanTraining, adam: Mapping[str, Adam]) -> None:
+    def __init__(self, gan: Gan, images: ImageBatches, training: GanTraining, adam: Mapping[str, Adam]) -> None:
         assert isinstance(gan.critic, Critic)
         self.gan, self.critic = gan, gan.critic
         self.images, self.training, self.adam = images, training, adam
-        self.draws = Draws(gan, images.odds)
+        self.inputs = GeneratorInputs(gan, images.odds)
         self.examples = training.critic_steps * training.batch_size
 
     def step(self, draw: torch.Generator) -> tuple[float, float]:
         """The losses of the generator and (mean) of the critic."""
         size, critic_loss = self.training.batch_size, 0.0
         real, labels = self.images.real(self.examples, draw)
-        with torch.no_grad():  # the generator stays as it is meanwhile: one pass makes the images of all steps
-            made = self.gan.learning(self.draws.latents(self.examples, draw), labels)
+        with torch.no_grad():  # the generator stays as it is meanwhile: one pass draws the images of all steps
+            generated = self.gan.learning(self.inputs.latents(self.examples, draw), labels)
         for at in range(0, self.examples, size):
             here = slice(at, at + size)
-            loss = self.critic_loss(real[here], made[here], None if labels is None else labels[here], draw)
+            loss = self.critic_loss(real[here], generated[here], None if labels is None else labels[here], draw)
             critic_loss += self.adam["critic"].minimise(loss)
-        generator_loss = generator_step(self.gan, self.draws, size, self.adam["generator"], draw)
+        generator_loss = generator_step(self.gan, self.inputs, size, self.adam["generator"], draw)
         self._average()
         return generator_loss, critic_loss / self.training.critic_steps
 
@@ -202,24 +239,24 @@ class _Adversaries:
             for mean, learned in pairs:
                 mean.lerp_(learned, 1 - kept)
 
-    def critic_loss(self, real: Tensor, made: Tensor, labels: Tensor | None, draw: torch.Generator) -> Tensor:
-        """What the critic minimises on one batch. A made image has the label of the real one beside it."""
+    def critic_loss(self, real: Tensor, generated: Tensor, labels: Tensor | None, draw: torch.Generator) -> Tensor:
+        """What the critic minimises on one batch. A generated image has the label of the real one beside it."""
         twice = None if labels is None else labels.repeat(2)
-        on_real, on_made = self.critic(torch.cat([real, made]), twice).chunk(2)
+        on_real, on_generated = self.critic(torch.cat([real, generated]), twice).chunk(2)
         if self.gan.spec.kind == "wgan_gp":
             mix = torch.rand((len(real), 1, 1, 1), generator=draw).to(real)
-            penalty = gradient_penalty(self.critic, real, made, labels, mix)
-            return (on_made - on_real + self.training.penalty * penalty).mean()
-        loss = (F.softplus(on_made) + F.softplus(-on_real)).mean()
+            penalty = gradient_penalty(self.critic, real, generated, labels, mix)
+            return (on_generated - on_real + self.training.penalty * penalty).mean()
+        loss = (F.softplus(on_generated) + F.softplus(-on_real)).mean()
         if self.adam["critic"].steps % self.training.r1_every == 0:
             weight = self.training.r1 / 2 * self.training.r1_every
             loss = loss + weight * r1_penalty(self.critic, real, labels).mean()
         return loss
 
 
-def gradient_penalty(critic: Critic, real: Tensor, made: Tensor, labels: Tensor | None, mix: Tensor) -> Tensor:
-    """(‖∇D(x̂)‖ − 1)² for each x̂ = mix · real + (1 − mix) · made (GANDALF, algorithm 1, lines 9 and 10)."""
-    slope = critic.slope(torch.lerp(made, real, mix), labels)
+def gradient_penalty(critic: Critic, real: Tensor, generated: Tensor, labels: Tensor | None, mix: Tensor) -> Tensor:
+    """(‖∇D(x̂)‖ − 1)² for each x̂ = mix · real + (1 − mix) · generated (GANDALF, algorithm 1, lines 9 and 10)."""
+    slope = critic.slope(torch.lerp(generated, real, mix), labels)
     return (slope.flatten(1).norm(dim=1) - 1).square()
 
 
@@ -228,21 +265,21 @@ def r1_penalty(critic: Critic, real: Tensor, labels: Tensor | None) -> Tensor:
     return critic.slope(real, labels).square().flatten(1).sum(1)
 
 
-class _Vae:
+class _VaeSteps:
     """A step of the decoder and the encoder together."""
 
-    def __init__(self, gan: Gan, images: Images, training: GanTraining, adam: Mapping[str, Adam]) -> None:
+    def __init__(self, gan: Gan, images: ImageBatches, training: GanTraining, adam: Mapping[str, Adam]) -> None:
         assert isinstance(gan.critic, Encoder)
         self.decoder, self.encoder = gan.generator, gan.critic
         self.images, self.training, self.adam = images, training, adam
-        self.draws = Draws(gan, images.odds)
+        self.inputs = GeneratorInputs(gan, images.odds)
         self.examples = training.batch_size
 
     def step(self, draw: torch.Generator) -> tuple[float, float]:
         """The reconstruction loss and the KL."""
         x, labels = self.images.real(self.examples, draw)
         mean, log_variance = self.encoder(x, labels)
-        z = mean + self.draws.latents(self.examples, draw) * (log_variance / 2).exp()
+        z = mean + self.inputs.latents(self.examples, draw) * (log_variance / 2).exp()
         drawn = self.decoder.logits(z, labels)
         reconstruction = F.binary_cross_entropy_with_logits(drawn, x, reduction="sum") / len(x)
         kl = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()

@@ -1,4 +1,4 @@
-"""Inputs made from a trained network: start from something, and change the input until the network sees a class in it.
+"""Inputs synthesised from a trained network: an input is changed until the network sees a class in it.
 
 One call optimises a whole batch against one frozen network; every input goes its own way, as if it were alone, so that
 the result does not depend on how inputs are batched (but for the statistics term, which is about the batch). Plain
@@ -158,7 +158,7 @@ def consensus(probabilities: Tensor, labels: Tensor) -> Tensor:
     return (own * agree).sum(0)
 
 
-def chosen_by_consensus(candidates: Tensor, scores: Tensor) -> Tensor:
+def choose_by_consensus(candidates: Tensor, scores: Tensor) -> Tensor:
     """For each class the candidate with the best score: `candidates` is (models, classes, *shape)."""
     best = scores.view(candidates.shape[0], candidates.shape[1]).argmax(0)
     return candidates[best, torch.arange(candidates.shape[1])]

@@ -8,9 +8,11 @@ latents, their number and their second moment, each once, with noise that is cal
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
@@ -200,3 +202,55 @@ def draw_images(
     if not images:
         return torch.zeros((0, 1)), torch.zeros(0, dtype=torch.int64)
     return torch.cat(images), torch.cat(labels)
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Synthetic images, the classes they stand for and, where they are not those alone, their soft labels."""
+
+    images: Tensor
+    labels: Tensor
+    soft: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def targets_behind(self, y: Tensor, classes: int) -> Tensor:
+        """The labels of real examples with these behind them: whole classes, or shares of classes."""
+        if self.soft is None:
+            return torch.cat([y, self.labels])
+        return torch.cat([F.one_hot(y, classes).float(), self.soft])
+
+
+def soften(net: VaeNet, images: Tensor, labels: Tensor, classes: int, hardness: float) -> Tensor | None:
+    """Labels that are `hardness` the wanted class and for the rest what the received classifier says of the image."""
+    if hardness == 1 or not len(labels):
+        return None
+    return hardness * F.one_hot(labels, classes).float() + (1 - hardness) * class_probabilities(net, images)
+
+
+def best_latents(
+    statistics: list[Tensor], latent: int, calibration: Calibration, senders: int, spread: float | None
+) -> LatentModel:
+    """Per class, the pooled statistics of the senders with the largest noisy counts."""
+    models = []
+    for label in range(len(statistics[0])):
+        ranked = sorted(statistics, key=lambda rows: -float(rows[label, latent]))[:senders]
+        models.append(latent_model([rows[label : label + 1] for rows in ranked], latent, calibration, spread))
+    parts = {name: torch.cat([getattr(model, name) for model in models]) for name in LatentModel.model_fields}
+    return LatentModel(**parts)
+
+
+def published_claim(search: MeanSearch, latent: int, delta: float) -> str:
+    """What the published noise is worth, in words."""
+    readings = honest_epsilons(search.quota, latent, search.sigma, delta)
+    values = "; ".join(
+        f"reading {name}: " + ", ".join(f"{value:.4f} (m = {m})" for m, value in by_m.items())
+        for name, by_m in readings.items()
+    )
+    return (
+        "The published noise on latent means, honestly counted, would give ε per record (add or remove one, δ = "
+        f"{delta:g}) for a class of m examples, α = {search.quota}, l = {latent}, σ = {search.sigma:g}: {values}; were "
+        "the encoder public and nothing filtered. As published there is no finite ε: the filter, the encoder and the "
+        "class lists depend on the data"
+    )

@@ -11,27 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from fedsynth.audit.task_trials import (
-    clipped_trial,
-    count_trials,
-    dpsgd_trial,
-    means_trials,
-    own_gan_trials,
-    statistics_trial,
-    statistics_trials,
-    visit_trials,
-)
-from fedsynth.audit.trials import Finding, put_to_the_test
-from fedsynth.components import protected_updates
-from fedsynth.components.class_counts import counts_guarantee
+from fedsynth.audit.statistics_trials import count_trials, means_trials, statistics_trial, statistics_trials
+from fedsynth.audit.training_trials import clipped_trial, dpsgd_trial, own_gan_trials, visit_trials
+from fedsynth.audit.trials import Finding, run_trial
+from fedsynth.components import protected_updates as protection
+from fedsynth.components.class_counts import count_classes, counts_guarantee
+from fedsynth.components.local_training import train
 from fedsynth.components.protected_updates import ClippedUpdates, DpSgdUpdates
+from fedsynth.components.secure_updates import train_masked
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Reply, leaves, task
-from fedsynth.federation.tasks import all_tasks
 from fedsynth.federation.trials import Trial
-from fedsynth.methods.feddpms import FedDpmsConfig
+from fedsynth.methods.feddpms.clients import share_statistics, train_augmented
+from fedsynth.methods.feddpms.settings import FedDpmsConfig
+from fedsynth.methods.gandalf.clients import train_gan_visit
 from fedsynth.methods.gandalf.settings import GandalfConfig
+from fedsynth.methods.pfl_gan.client_gans import train_own_gan
 from fedsynth.privacy import (
     DiscreteGaussianEvent,
     GaussianEvent,
@@ -53,16 +49,16 @@ CLASSES = 4
 PICTURES = Schema((1, 8, 8), CLASSES)
 
 
-DP_SGD = DpSgdUpdates(clip=0.5, delta=DELTA, noise=0.7, target=None, trainings=1)
-CLIPPED = ClippedUpdates(clip=0.5, delta=DELTA, noise=1.4)
+PRIVATE = DpSgdUpdates(clip=0.5, delta=DELTA, noise=0.7, target=None, trainings=1)
+AT_CLIENT = ClippedUpdates(clip=0.5, delta=DELTA, noise=1.4, noise_at="client")
 AT_SERVER = ClippedUpdates(clip=0.5, delta=DELTA, noise=0.7, noise_at="server")
 STEPS = Guarantee(mechanism="DP-SGD", events=(SampledGaussianEvent(rate=0.3, noise=0.7, steps=5),))
 COUNTS = GandalfConfig(counts_epsilon=6.0)
 COUNTED = counts_guarantee(DiscreteGaussianEvent(sigma=math.sqrt(discrete_gaussian_variance(6.0, DELTA))))
 TRIALS: dict[str, Callable[[], Trial]] = {
-    "dp-sgd": lambda: dpsgd_trial(DP_SGD, 0.7, CLASSES, sampled=False),
-    "dp-sgd, sampled": lambda: dpsgd_trial(DP_SGD, 0.7, CLASSES, sampled=True),
-    "clipped": lambda: clipped_trial(CLIPPED, CLASSES, (GaussianEvent(mu=2 / 1.4),)),
+    "dp-sgd": lambda: dpsgd_trial(PRIVATE, 0.7, CLASSES, sampled=False),
+    "dp-sgd, sampled": lambda: dpsgd_trial(PRIVATE, 0.7, CLASSES, sampled=True),
+    "clipped": lambda: clipped_trial(AT_CLIENT, CLASSES, (GaussianEvent(mu=2 / 1.4),)),
     "clipped, server": lambda: clipped_trial(AT_SERVER, CLASSES, (GaussianEvent(mu=1 / 0.7),)),
     "gan visit": lambda: visit_trials(STEPS, None, PICTURES)[0],
     "gan visit, others": lambda: visit_trials(STEPS, None, PICTURES)[1],
@@ -74,15 +70,13 @@ TRIALS: dict[str, Callable[[], Trial]] = {
 }
 
 
-def judged(trial: str | Trial, runs: int = 240) -> Finding:
-    return put_to_the_test(
-        TRIALS[trial]() if isinstance(trial, str) else trial, runs, DELTA, 0.95, np.random.default_rng(0)
-    )
+def evaluated(trial: str | Trial, runs: int = 240) -> Finding:
+    return run_trial(TRIALS[trial]() if isinstance(trial, str) else trial, runs, DELTA, 0.95, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_an_honest_mechanism_is_not_refuted(name: str) -> None:
-    found = judged(name, 120)
+    found = evaluated(name, 120)
     assert not found.refuted
     assert found.claim[DELTA] > 1
 
@@ -95,7 +89,7 @@ BEST = [name for name in TRIALS if name not in ("dp-sgd, sampled", "gan visit, o
 def test_a_trial_looks_where_it_would_be_seen(name: str) -> None:
     """The data sets lie about as far apart as the claim allows: had it claimed much less, it would be refuted."""
     trial = replace(TRIALS[name](), claim={0.3: 0.0})
-    assert judged(trial, 400 if "gan" in name else 600).refuted
+    assert evaluated(trial, 400 if "gan" in name else 600).refuted
 
 
 # -- broken twins ---------------------------------------------------------------------------------------------------
@@ -103,10 +97,10 @@ def test_a_trial_looks_where_it_would_be_seen(name: str) -> None:
 
 def halved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the noise, everywhere."""
-    whole, added, drawn = dpsgd.noisy_sum, protected_updates.add_gaussian, discrete.discrete_gaussian
+    whole, added, drawn = dpsgd.noisy_sum, protection.add_gaussian, discrete.discrete_gaussian
     for module in (dpsgd, gan_private):
         monkeypatch.setattr(module, "noisy_sum", lambda total, std, rng: whole(total, std / 2, rng))
-    for module in (protected_updates, latent_statistics):
+    for module in (protection, latent_statistics):
         monkeypatch.setattr(module, "add_gaussian", lambda x, std, rng: added(x, std / 2, rng))
     monkeypatch.setattr(discrete, "discrete_gaussian", lambda variance, rng: drawn(variance / 4, rng))
 
@@ -114,7 +108,7 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", BEST)
 def test_half_of_the_noise_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     halved(monkeypatch)
-    assert judged(name, 400).refuted
+    assert evaluated(name, 400).refuted
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-sgd, sampled", "clipped", "gan visit"])
@@ -123,7 +117,7 @@ def test_a_clip_that_is_skipped_for_one_class_is_refuted_whichever_it_is(
     name: str, broken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gradient of that class is left as it is: the row of its class in the head tells which."""
-    clip, clip_update = dpsgd.clip_rows, protected_updates.clip_weights
+    clip, clip_update = dpsgd.clip_rows, protection.clip_weights
 
     def rows(x: torch.Tensor, norm: float) -> torch.Tensor:
         flat = x.reshape(len(x), -1)
@@ -139,8 +133,8 @@ def test_a_clip_that_is_skipped_for_one_class_is_refuted_whichever_it_is(
 
     monkeypatch.setattr(dpsgd, "clip_rows", rows)
     monkeypatch.setattr(gan_private, "clip_rows", rows)
-    monkeypatch.setattr(protected_updates, "clip_weights", update)
-    assert judged(name).refuted
+    monkeypatch.setattr(protection, "clip_weights", update)
+    assert evaluated(name).refuted
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-sgd, sampled", "clipped", "gan visit", "statistics"])
@@ -150,7 +144,7 @@ def test_noise_that_is_used_again_in_the_next_round_is_refuted(name: str, monkey
         return np.random.default_rng(int.from_bytes(self._secret()))
 
     monkeypatch.setattr(Client, "noise_rng", again)
-    assert judged(name, 400 if "sampled" in name else 240).refuted
+    assert evaluated(name, 400 if "sampled" in name else 240).refuted
 
 
 def test_a_centre_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +155,7 @@ def test_a_centre_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> N
         return torch.cat([x[:, :8], noisy[:, 8:]], 1)
 
     monkeypatch.setattr(latent_statistics, "add_gaussian", but_for_the_sums)
-    assert judged("statistics").refuted
+    assert evaluated("statistics").refuted
 
 
 def test_latents_that_are_dealt_by_position_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +167,12 @@ def test_latents_that_are_dealt_by_position_are_refuted(monkeypatch: pytest.Monk
         return torch.from_numpy(z), torch.from_numpy(dealt.random((count, 1, 1, 1)).astype(np.float32))
 
     monkeypatch.setattr(gan_private._Records, "drawn", public)
-    assert judged("gan visit, others").refuted
+    assert evaluated("gan visit, others").refuted
 
 
 def test_batches_that_are_no_sample_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dpsgd, "poisson_batch", lambda n, rate, rng: np.arange(n))
-    assert judged("dp-sgd, sampled", 1000).refuted
+    assert evaluated("dp-sgd, sampled", 1000).refuted
 
 
 def test_a_mechanism_that_is_not_finite_where_a_record_is_is_refuted() -> None:
@@ -186,7 +180,7 @@ def test_a_mechanism_that_is_not_finite_where_a_record_is_is_refuted() -> None:
         there = bool((client.data.train.x > 1).any())
         return np.array([np.nan if there else client.noise_rng("n").normal()])
 
-    assert judged(of_my_own(release), 120).refuted
+    assert evaluated(of_my_own(release), 120).refuted
 
 
 # -- mechanisms of one's own ----------------------------------------------------------------------------------------
@@ -213,7 +207,7 @@ def summed(client: Client, noise: float) -> Summed:
 @pytest.mark.parametrize(("noise", "refuted"), [(1.0, False), (0.3, True)])
 def test_a_mechanism_of_ones_own_can_declare_a_trial(noise: float, refuted: bool) -> None:
     trial = of_my_own(lambda client, label: np.array([summed(client, noise).total]), claim=None)
-    found = judged(trial, 400)
+    found = evaluated(trial, 400)
     assert found.claim[DELTA] == pytest.approx(epsilon([GaussianEvent(mu=1.0)] * 2, DELTA))
     assert found.refuted == refuted
 
@@ -224,22 +218,14 @@ def at_raw_images(client: Client) -> Summed:
 
 
 def test_every_task_of_ours_that_claims_something_declares_a_trial() -> None:
-    declared = {each.name for each in all_tasks() if each.make_trials is not None}
-    assert declared >= {
-        "local_training.train",
-        "secure_updates.train_masked",
-        "gandalf.clients.train_gan_visit",
-        "pfl_gan.client_gans.train_own_gan",
-        "feddpms.clients.share_statistics",
-        "class_counts.count_classes",
-        "feddpms.clients.train_augmented",
-    }
+    ours = [train, train_masked, train_gan_visit, train_own_gan, share_statistics, count_classes, train_augmented]
+    assert not [each.name for each in ours if each.make_trials is None]
     assert at_raw_images.make_trials is None
 
 
 def test_too_few_runs_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 80"):
-        judged("counts", 40)
+        evaluated("counts", 40)
 
 
 # -- FedDPMS as published -------------------------------------------------------------------------------------------
@@ -247,23 +233,21 @@ def test_too_few_runs_are_refused() -> None:
 
 def test_reading_b_of_feddpms_is_refuted() -> None:
     """Fashion-MNIST's settings: the paper claims 0.93 to 1.21; whatever the class's size, μ is 13."""
-    found = judged(means_trials(32, 50, 3.0, 100, DELTA)["B"], 1000)
+    found = evaluated(means_trials(32, 50, 3.0, 100, DELTA)["B"], 1000)
     assert found.bound.epsilon > 4.5
     assert found.refuted
     assert found.claim == {DELTA: 1.21}
 
 
 def test_reading_a_of_feddpms_is_not_refuted_for_large_classes() -> None:
-    assert not put_to_the_test(
-        means_trials(32, 50, 3.0, 100, DELTA)["A"], 400, DELTA, 0.95, np.random.default_rng(0)
-    ).refuted
+    assert not run_trial(means_trials(32, 50, 3.0, 100, DELTA)["A"], 400, DELTA, 0.95, np.random.default_rng(0)).refuted
 
 
 def test_the_settings_of_a_run_decide_the_trial() -> None:
     cfg = FedDpmsConfig(epsilon=3.0, privacy=PrivacyConfig())
     one = Guarantee(mechanism="noise", events=(GaussianEvent(mu=1.0),))
     [trial] = statistics_trials(one, cfg, PICTURES)
-    assert judged(trial, 80).claim[DELTA] == pytest.approx(epsilon([GaussianEvent(mu=1.0)] * 2, DELTA))
+    assert evaluated(trial, 80).claim[DELTA] == pytest.approx(epsilon([GaussianEvent(mu=1.0)] * 2, DELTA))
     assert not visit_trials(Guarantee(mechanism="n", events=(GaussianEvent(mu=1.0),)), None, PICTURES)
 
 

@@ -16,8 +16,15 @@ import sklearn.datasets  # noqa: F401
 import torch._dynamo
 import torch.utils.tensorboard  # noqa: F401
 
+import fedsynth.audit.run
+import fedsynth.report.dashboard
+import fedsynth.studies.advise
+import fedsynth.studies.compare
+import fedsynth.studies.quality
+import fedsynth.studies.stress
+import fedsynth.studies.verify  # noqa: F401 - the imports to be paid for once
 from fedsynth import cli
-from fedsynth.cli import app  # noqa: F401 - the imports to be paid for once
+from fedsynth.cli import app  # noqa: F401
 
 
 def become(order: dict) -> None:

@@ -14,9 +14,10 @@ from fedsynth.cli.app import app
 from fedsynth.errors import ConfigError
 from fedsynth.experiment.config import make_experiment
 from fedsynth.experiment.runner import load_data
-from fedsynth.studies.advise import Question, advise
-from fedsynth.studies.histograms import ask_histograms, believed, read_histograms, scaled
+from fedsynth.studies.advise import Question, answer
+from fedsynth.studies.histograms import drop_noise, read_histograms, request_histograms, scale_counts
 from fedsynth.studies.recommendation import recommend
+from fedsynth.studies.work import Work
 
 TRAINING = {"local_epochs": 5, "batch_size": 8}
 QUICK = {"model": {"name": "mlp", "hidden": [32]}, "train": TRAINING, "engine": {"workers": 1}}
@@ -29,25 +30,26 @@ def asked(folder: Path, table: dict[str, Any], **changes: Any) -> Question:
     file.write_text(json.dumps(table))
     tables = {**QUICK, "runs": str(folder)}
     return Question(
-        tables, **{"histograms": file, "examples": 60, "rounds": 4, "methods": ("fedavg",), "seeds": 3, **changes}
+        tables=tables,
+        **{"histograms": file, "examples": 60, "rounds": 4, "methods": ("fedavg",), "seeds": 3, **changes},
     )
 
 
 def test_opposite_skews_get_different_answers(tmp_path: Path) -> None:
-    even = advise(asked(tmp_path, EVEN, seeds=5), "even", jobs=1)
-    skewed = advise(asked(tmp_path, SKEWED, methods=("finetune",)), "skewed", jobs=1)
-    assert even.recommended["own"]["method"] == "fedavg"
-    assert even.recommended["own"]["gain"]["local"]["mean"] > 0.03
-    assert skewed.recommended["own"]["method"] == "local"
-    assert skewed.recommended["own"]["gain"]["fedavg"]["mean"] > 0.1
-    assert {found.recommended["global"]["method"] for found in (even, skewed)} <= {"fedavg", "finetune"}
-    assert [row["client"] for row in skewed.clients] == list(SKEWED)
-    assert all(row["gain"]["n"] == 3 for row in skewed.clients)
+    even = answer(asked(tmp_path, EVEN, seeds=5), "even", Work(jobs=1))
+    skewed = answer(asked(tmp_path, SKEWED, methods=("finetune",)), "skewed", Work(jobs=1))
+    assert even.recommended["own"].method == "fedavg"
+    assert even.recommended["own"].gain["local"].mean > 0.03
+    assert skewed.recommended["own"].method == "local"
+    assert skewed.recommended["own"].gain["fedavg"].mean > 0.1
+    assert {found.recommended["global"].method for found in (even, skewed)} <= {"fedavg", "finetune"}
+    assert [row.client for row in skewed.clients] == list(SKEWED)
+    assert all(row.gain.n == 3 for row in skewed.clients)
     assert any("stay local" in line for line in skewed.words)
     assert any("MB up and down" in line for line in even.words)
-    fedavg = next(row for row in even.rows if row["method"] == "fedavg")
-    assert fedavg["bytes"] > 10_000
-    assert fedavg["unprotected"]
+    fedavg = next(row for row in even.rows if row.method == "fedavg")
+    assert fedavg.bytes > 10_000
+    assert fedavg.unprotected
 
 
 def test_the_command_goes_on_where_it_was_and_tells_two_questions_apart(tmp_path: Path) -> None:
@@ -82,28 +84,28 @@ def test_noise_is_secret_and_drawn_once(tmp_path: Path) -> None:
 
 def test_clients_of_an_experiment_are_asked(tmp_path: Path) -> None:
     experiment = make_experiment({"data": {"limit": 200}, "partition": {"num_clients": 3}, "runs": str(tmp_path)})
-    exact = ask_histograms(experiment, None)
+    exact = request_histograms(experiment, None)
     assert (exact.counts == load_data(experiment).counts()).all()
-    assert exact.ledger[0]["proven"] == "none"
-    noisy = ask_histograms(experiment, 2.0)
-    assert noisy.ledger[0]["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert exact.ledger[0].proven == "none"
+    noisy = request_histograms(experiment, 2.0)
+    assert noisy.ledger[0].epsilon == pytest.approx(2.0, rel=1e-3)
     assert not list(tmp_path.iterdir())
 
 
 def test_scaling_keeps_the_skew_and_fits_the_supply() -> None:
     counts = np.array([[1000, 0, 10], [0, 50, 50], [3, 0, 0]])
-    made = scaled(counts, np.array([40, 40, 40]), most=60)
+    made = scale_counts(counts, np.array([40, 40, 40]), most=60)
     assert (made.sum(axis=0) <= 40).all()
     assert made[0, 1] == made[1, 0] == 0
     assert made[1, 1] == made[1, 2]
     assert made.sum(axis=1).min() >= 8
     assert made[0, 0] > 20 * max(1, made[0, 2] - 1)
     with pytest.raises(ConfigError, match="larger --data"):
-        scaled(counts, np.array([4, 4, 4]), most=60)
+        scale_counts(counts, np.array([4, 4, 4]), most=60)
 
 
 def test_counts_that_noise_alone_would_give_are_none() -> None:
-    made = believed(np.array([[100, 5, -3], [2, 1, -9]]), 1.0, 1e-5)  # σ is 3.7
+    made = drop_noise(np.array([[100, 5, -3], [2, 1, -9]]), 1.0, 1e-5)  # σ is 3.7
     assert made.tolist() == [[100, 0, 0], [2, 0, 0]]
 
 
@@ -126,7 +128,7 @@ ORDER = ["local", "fedavg", "cheap", "dear"]
 )
 def test_the_simplest_that_is_not_clearly_beaten_is_recommended(given: Any, chosen: str, best: str) -> None:
     found = recommend(given, ORDER)
-    assert (found["method"], found["best"]) == (chosen, best)
+    assert (found.method, found.best) == (chosen, best)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,10 @@ def test_bad_histograms_are_told(tmp_path: Path, name: str, text: str, match: st
 
 def test_questions_that_cannot_be_answered_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to tell apart"):
-        advise(asked(tmp_path, {"a": [5, 0], "b": [9, 0]}), "one-class")
+        answer(asked(tmp_path, {"a": [5, 0], "b": [9, 0]}), "one-class")
     with pytest.raises(ConfigError, match="12 classes"):
-        advise(asked(tmp_path, {"a": [5] * 12}), "many-classes")
+        answer(asked(tmp_path, {"a": [5] * 12}), "many-classes")
     with pytest.raises(ConfigError, match="2 seeds"):
-        advise(asked(tmp_path, EVEN, seeds=1), "one-seed")
+        answer(asked(tmp_path, EVEN, seeds=1), "one-seed")
     with pytest.raises(ConfigError, match="no file|cannot be read"):
         read_histograms(tmp_path / "nothing.json", None, 1e-5)

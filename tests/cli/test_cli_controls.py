@@ -141,23 +141,13 @@ def test_a_comparison_with_controls_is_resumed(fedsynth, controlled, tmp_path):
     assert done.json["controls"] == result["controls"]
 
 
-def test_a_plan_without_labels_is_still_read(fedsynth, controlled, tmp_path):
-    folder, result = controlled
-    copy = shutil.copytree(folder, tmp_path / "old")
-    planned = json.loads((copy / "comparison.json").read_text())["planned"]
-    plain = [run["experiment"] for run in planned if run["label"] in ("patched", "fedavg")]
-    (copy / "comparison.json").write_text(json.dumps({"planned": plain}))
-    done = fedsynth("resume", copy, "--trust-plugins", "--json", cwd=tmp_path)
-    assert done.json["rows"] == [row for row in result["rows"] if row["method"] in ("patched", "fedavg")]
-    assert done.json["controls"] == []
-
-
 @pytest.mark.parametrize("content", ["{}", '{"planned": [3]}', '{"planned": 3}', '{"planned": [{"label": "a"}]}', "{"])
 def test_a_damaged_plan_is_refused(fedsynth, tmp_path, content):
     (tmp_path / "comparison.json").write_text(content)
     done = fedsynth("resume", tmp_path, cwd=tmp_path)
     assert done.code == 2
-    assert "is not the folder of a comparison" in done.err
+    [line] = done.err.splitlines()
+    assert "is not the folder of a comparison" in line
 
 
 def test_without_the_switch_no_control_runs(fedsynth, tiny, tmp_path):

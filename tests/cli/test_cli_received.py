@@ -159,5 +159,5 @@ def test_python_callers_say_so_too(made, received, tmp_path):
     with pytest.raises(ConfigError, match="trust_plugins=True"):
         finish_comparison(shutil.copytree(made / "cmp", tmp_path / "cmp"))
     assert not received.witness.exists()
-    assert package.resume(received.path, trust_plugins=True, progress=False).summary["method"] == "theirs"
+    assert package.resume(received.path, trust_plugins=True, progress=False).summary.method == "theirs"
     assert received.witness.exists()

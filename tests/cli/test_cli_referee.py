@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from fedsynth.errors import FedsynthError, UserError
-from fedsynth.experiment.config import make_experiment
+from fedsynth.evaluation.results import ClientScores, RunSummary
+from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.federation.methods import all_methods, find_method
-from fedsynth.studies.processes import side_by_side
 from fedsynth.studies.tuning import search_space, tune
+from fedsynth.studies.work import side_by_side
 
 METHODS = ("--methods", "fedavg,fedprox", "--seeds", "2", "--no-references")
 
@@ -111,22 +112,23 @@ def test_tuning_without_validation_parts_is_refused(fedsynth, tiny, tmp_path):
 def test_a_search_is_replayed_from_its_trials(tmp_path):
     table = {"method": {"name": "fedprox"}, "seed": 3}
 
-    def score(experiment: Any) -> dict[str, Any]:
-        return {"validation": {"pooled": 1.0 / (1.0 + abs(experiment.train.lr - 0.05))}}
+    def score(experiment: Experiment) -> RunSummary:
+        found = ClientScores(pooled=1.0 / (1.0 + abs(experiment.train.lr - 0.05)))
+        return RunSummary.model_construct(validation=found)
 
     first = tune(tmp_path, table, 6, score)
     assert tune(tmp_path, table, 6, lambda experiment: pytest.fail("it was done before")) == first
     (tmp_path / "fedprox.json").unlink()
     assert tune(tmp_path, table, 6, score) == first
-    assert first["validation"] > first["trials"][0]["validation"]
+    assert first.validation > first.trials[0].validation
     low, high = search_space(make_experiment(table))["train.lr"]
-    assert low <= first["chosen"]["train.lr"] <= high
+    assert low <= first.chosen["train.lr"] <= high
 
 
-@pytest.mark.parametrize("name", [found.name for found in all_methods() if found.config.search])
+@pytest.mark.parametrize("name", [found.name for found in all_methods() if found.search])
 def test_every_setting_that_is_searched_may_have_both_ends(name):
     config = find_method(name).config
-    for key, ends in config.search.items():
+    for key, ends in find_method(name).search.items():
         assert ends[0] < ends[1]
         for end in ends:
             assert getattr(config(**{key: end}), key) == end

@@ -14,14 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsynth
+from fedsynth.components.local_training import Update
+from fedsynth.components.loop import update_privacy
+from fedsynth.components.protected_updates import CONSTANTS, ClippedUpdates
 from fedsynth.components.settings import MethodConfig, TrainConfig
-from fedsynth.components.update_privacy import (
-    CONSTANTS,
-    Protection,
-    chosen_protection,
-    protected_update,
-    with_server_noise,
-)
 from fedsynth.data.federated import FederatedData
 from fedsynth.federation import Federation, Outcome
 from fedsynth.federation.methods import find_method
@@ -50,7 +46,7 @@ def moved(ask: Ask) -> dict[str, float]:
 
 def total_epsilon(finished: Finished) -> dict[str, float]:
     rows = finished.fed.participation.ledger.rows(DELTA)
-    return {client: row["epsilon"] for row in rows if row["kind"] == "total" for client in row["clients"]}
+    return {client: row.epsilon for row in rows if row.kind == "total" for client in row.clients}
 
 
 # -- identities -------------------------------------------------------------------------------------------------------
@@ -135,9 +131,9 @@ def test_the_same_bits_on_the_wire(
     assert here.fed.participation.as_dict()["ledger"] == wire.fed.participation.as_dict()["ledger"]
 
 
-def test_unprotected_requests_are_as_before(run_method: RunMethod) -> None:
+def test_unprotected_requests_say_nothing_of_privacy(run_method: RunMethod) -> None:
     [ask] = run_method("fedavg", some_clients(5, 5), model=SMALL["mlp"], rounds=1).asks
-    assert "protection" not in ask.fields
+    assert set(ask.fields) == {"model", "spec", "training"}
     assert all(answer["guarantees"] == {} for answer in ask.answers.values())
 
 
@@ -158,21 +154,17 @@ def test_an_update_is_never_longer_than_the_clip(
     drawn = torch.Generator().manual_seed(seed)
     start = {n: (size * torch.randn(7, 3, generator=drawn)).to(kind) for n in "ab"}
     end = {n: (w.double() + far * torch.randn(7, 3, generator=drawn)).to(kind) for n, w in start.items()}
-    protection = Protection(
-        updates="clipped", clip=clip, noise=1, noise_at="server", target=None, delta=DELTA, rounds=1
-    )
-    sent = protected_update(start, end, {"a"}, protection, np.random.default_rng(0))
+    updates = ClippedUpdates(clip=clip, noise=1, noise_at="server", delta=DELTA)
+    sent = updates.clipped(start, end, {"a"}, np.random.default_rng(0))
     assert float((sent["a"].double() - start["a"].double()).norm()) <= clip * (1 + 1e-12)
     assert torch.equal(sent["b"], start["b"]), "an entry that is not trained stays as it was received"
 
 
 def test_a_diverged_update_sends_nothing_but_noise() -> None:
-    protection = Protection(
-        updates="clipped", clip=1, noise=1e-9, noise_at="client", target=None, delta=DELTA, rounds=1
-    )
+    updates = ClippedUpdates(clip=1, noise=1e-9, noise_at="client", delta=DELTA)
     start = {"a": torch.ones(4)}
     for broken in (math.nan, math.inf):
-        sent = protected_update(start, {"a": torch.full((4,), broken)}, {"a"}, protection, np.random.default_rng(0))
+        sent = updates.clipped(start, {"a": torch.full((4,), broken)}, {"a"}, np.random.default_rng(0))
         assert torch.allclose(sent["a"], start["a"])
 
 
@@ -194,22 +186,22 @@ def test_all_but_the_weights_is_the_same_for_every_client(values: dict[str, Any]
     )
     for ask in finished.rounds():
         for answer in ask.answers.values():
-            assert {name: answer["fields"][name] for name in CONSTANTS} == CONSTANTS
+            assert answer["fields"] == Update(model=answer["fields"]["model"]).fields()
             assert set(answer["guarantees"]) == {"model", *CONSTANTS}
             assert answer["epochs"] == 2, (
                 "work is reported as planned: random batches would tell the number of examples"
             )
-    rows = [row for row in finished.fed.participation.ledger.rows(DELTA) if row["kind"] == "release"]
-    assert all(row["epsilon"] == 0 and "constant" in row["mechanism"] for row in rows if row["field"] != "model")
-    assert all(row["epsilon"] > 0 for row in rows if row["field"] == "model")
+    rows = [row for row in finished.fed.participation.ledger.rows(DELTA) if row.kind == "release"]
+    assert all(row.epsilon == 0 and "constant" in row.mechanism for row in rows if row.field != "model")
+    assert all(row.epsilon > 0 for row in rows if row.field == "model")
 
 
 def test_fedmix_shows_its_exchange_as_unprotected(digits: FederatedData, run_method: RunMethod) -> None:
     ledger = run_method(
         "fedmix", digits, model=SMALL["mlp"], settings=protected(updates="clipped")
     ).fed.participation.ledger
-    [total] = [row for row in ledger.rows(DELTA) if row["kind"] == "total"]
-    assert "average_images.images" in total["not_covered"]
+    [total] = [row for row in ledger.rows(DELTA) if row.kind == "total"]
+    assert "fedmix.average_images.images" in total.not_covered
     assert "no finite ε" in ledger.words(DELTA)[-2]
 
 
@@ -227,11 +219,11 @@ def test_clipped_updates_cost_what_their_composition_does(
     for rounds in (1, 2, 5):
         privacy = protected(updates="clipped", noise=4.0, noise_at=noise_at)
         finished = run_method("fedavg", data, model=SMALL["mlp"], settings=privacy, rounds=rounds)
-        [total] = [row for row in finished.fed.participation.ledger.rows(DELTA) if row["kind"] == "total"]
-        assert (total["unit"], total["adjacency"]) == scope
-        assert total["epsilon"] == epsilon([GaussianEvent(mu=mu)] * rounds, DELTA)
-        assert total["epsilon"] == pytest.approx(gaussian_epsilon(mu * math.sqrt(rounds), DELTA))
-        costs.append(total["epsilon"])
+        [total] = [row for row in finished.fed.participation.ledger.rows(DELTA) if row.kind == "total"]
+        assert (total.unit, total.adjacency) == scope
+        assert total.epsilon == epsilon([GaussianEvent(mu=mu)] * rounds, DELTA)
+        assert total.epsilon == pytest.approx(gaussian_epsilon(mu * math.sqrt(rounds), DELTA))
+        costs.append(total.epsilon)
     assert costs == sorted(set(costs))
 
 
@@ -240,9 +232,9 @@ def test_noise_at_the_server_says_against_whom_it_protects(run_method: RunMethod
     rows = run_method("fedavg", some_clients(9, 9), model=SMALL["mlp"], settings=privacy).fed.participation.ledger.rows(
         DELTA
     )
-    [weights] = [row for row in rows if row["release"] == "train.model"]
-    assert weights["covered"] == "what everybody but the server can learn"
-    assert weights["not_covered"].startswith("the server, which sees every clipped update")
+    [weights] = [row for row in rows if row.release == "local_training.train.model"]
+    assert weights.covered == "what everybody but the server can learn"
+    assert weights.not_covered.startswith("the server, which sees every clipped update")
 
 
 def test_dp_sgd_costs_what_its_composition_does(run_method: RunMethod) -> None:
@@ -256,8 +248,8 @@ def test_dp_sgd_costs_what_its_composition_does(run_method: RunMethod) -> None:
             assert found[client] == pytest.approx(epsilon([event] * rounds, DELTA), rel=1e-12)
         costs.append(found["b"])
     assert costs[0] < costs[1]
-    rows = [row for row in finished.fed.participation.ledger.rows(DELTA) if row["kind"] == "total"]
-    assert {(row["unit"], row["adjacency"]) for row in rows} == {("record", "add or remove one")}
+    rows = [row for row in finished.fed.participation.ledger.rows(DELTA) if row.kind == "total"]
+    assert {(row.unit, row.adjacency) for row in rows} == {("record", "add or remove one")}
 
 
 def test_who_is_not_asked_pays_nothing(run_method: RunMethod) -> None:
@@ -287,9 +279,9 @@ def test_no_target_is_passed(target: float, delta: float, rounds: int, noise_at:
     privacy = PrivacyConfig(updates="clipped", target=target, delta=delta, noise_at=noise_at)
     config = find_method("fedavg").config(train=TrainConfig(rounds=rounds), privacy=privacy)
     assert isinstance(config, MethodConfig)
-    protection = chosen_protection(config)
-    assert protection is not None
-    mu = (2 if noise_at == "client" else 1) / protection.multiplier
+    updates = update_privacy(config)
+    assert isinstance(updates, ClippedUpdates)
+    mu = (2 if noise_at == "client" else 1) / updates.noise
     reached = gaussian_epsilon(mu * math.sqrt(max(1, rounds)), delta)
     assert 0.95 * target < reached <= target
 
@@ -307,10 +299,10 @@ def test_dp_sgd_is_calibrated_to_its_target_at_every_client(run_method: RunMetho
 
 
 def test_server_noise_is_drawn_entry_by_entry_in_a_fixed_order() -> None:
-    protection = Protection(updates="clipped", clip=2, noise=3, noise_at="server", target=None, delta=DELTA, rounds=1)
+    updates = ClippedUpdates(clip=2, noise=3, noise_at="server", delta=DELTA)
     mean = {"b": torch.zeros(20_000), "a": torch.zeros(20_000), "c": torch.ones(3)}
     one, other = (
-        with_server_noise(weights, {"a", "b"}, 4, protection, np.random.default_rng(1))
+        updates.with_server_noise(weights, {"a", "b"}, 4, np.random.default_rng(1))
         for weights in (mean, dict(reversed(mean.items())))
     )
     assert same_bits(one, other)
@@ -337,24 +329,24 @@ def experiment(tmp_path: Any, privacy: dict[str, Any], **train: Any) -> fedsynth
 
 def test_dp_sgd_learns(tmp_path: Any) -> None:
     result = experiment(tmp_path, {"updates": "dp_sgd", "noise": 1.0})
-    assert result.summary["test"]["accuracy"] > 0.6
-    worst = max(row["epsilon"] for row in result.summary["privacy"] if row["kind"] == "total")
+    assert result.summary.test.accuracy > 0.6
+    worst = max(row.epsilon for row in result.summary.privacy if row.kind == "total")
     assert 5 < worst < 20
 
 
 def test_a_budget_stops_dp_sgd_in_time(tmp_path: Any) -> None:
     result = experiment(tmp_path, {"updates": "dp_sgd", "noise": 1.0, "budget": 7.0})
-    assert 1 <= result.summary["rounds"] < 6
-    [note] = result.summary["notes"]
-    assert note.startswith(f"Stopped after round {result.summary['rounds']}: one more like it would bring client ")
-    assert max(row["epsilon"] or 0 for row in result.summary["privacy"]) <= 7.0
+    assert 1 <= result.summary.rounds < 6
+    [note] = result.summary.notes
+    assert note.startswith(f"Stopped after round {result.summary.rounds}: one more like it would bring client ")
+    assert max(row.epsilon or 0 for row in result.summary.privacy) <= 7.0
 
 
 @pytest.mark.parametrize("values", [{"updates": "dp_sgd"}, {"updates": "clipped"}])
 def test_a_target_fits_a_budget_of_the_same_size(values: dict[str, Any], tmp_path: Any) -> None:
     result = experiment(tmp_path, {**values, "target": 3.0, "budget": 3.0}, rounds=3)
-    assert result.summary["rounds"] == 3
-    assert result.summary["notes"] == []
+    assert result.summary.rounds == 3
+    assert result.summary.notes == []
 
 
 class PowerCutError(Exception):

@@ -19,8 +19,8 @@ TINY = {"model": SMALL["zda_cnn"], "local_epochs": 1, "batch_size": 64}
 
 def acting(done: Finished) -> tuple[list[int], list[int]]:
     """The rounds in which clients make images, and those in which the server tunes."""
-    clients = [ask.round for ask in done.rounds() if "data" in ask.fields]
-    return clients, [ask.round for ask in done.asks if ask.task == "tune_model"]
+    clients = [ask.round for ask in done.rounds() if ask.fields["request"]["local_data"]["name"] != "own"]
+    return clients, [ask.round for ask in done.asks if ask.name == "tune_model"]
 
 
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 9), st.integers(1, 60))
@@ -65,7 +65,7 @@ def test_clients_and_server_act_in_their_rounds(
 ) -> None:
     done = run_method(method, digits, settings=QUICK | settings, rounds=5, fraction=0.4, **TINY)
     assert acting(done) == expected
-    made = [ask.round for ask in done.asks if ask.task == "invert_model"]
+    made = [ask.round for ask in done.asks if ask.name == "invert_model"]
     assert made == expected[1], "the server makes images only when it tunes"
 
 
@@ -73,4 +73,4 @@ def test_interior_points_wait_for_their_round_too(digits: FederatedData, run_met
     settings = {"steps": 1, "tune_epochs": 1, "start_round": 2, "every": 2, "secure": True}
     done = run_method("agg_enhance", digits, model=SMALL["mlp"], settings=settings, rounds=5, fraction=0.4)
     assert acting(done) == ([], [2, 4])
-    assert [ask.round for ask in done.rounds() if "remember" in ask.fields] == [2, 4]
+    assert [ask.round for ask in done.rounds() if ask.fields["request"]["remember"]] == [2, 4]

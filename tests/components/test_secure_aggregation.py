@@ -28,7 +28,12 @@ from fedsynth.privacy.secure_sum import ONE
 
 RunMethod = Callable[..., Finished]
 SECURE = {"privacy": PrivacyConfig(secure_aggregation=True)}
-STAGES = ["offer_keys", "share_secrets", "train_masked", "open_sum"]
+KEYS, SHARES, MASKED, OPEN = STAGES = [
+    "secure_aggregation.offer_keys",
+    "secure_aggregation.share_secrets",
+    "secure_updates.train_masked",
+    "secure_aggregation.open_sum",
+]
 STEP = 2.0 / ONE  # what two rounds of cutting may change, and the rounding of the weights
 POINTS: dict[str, Any] = {"steps": 3, "tune_epochs": 1, "secure": True}
 
@@ -104,7 +109,7 @@ def test_one_round_differs_by_less_than_a_step(run_method: RunMethod, five: Clie
     assert farthest(plain.model, secure.model) <= STEP
 
 
-def test_runs_are_the_same_to_the_bit_whatever_the_keys_and_the_engine(run_method: RunMethod, five: Clients) -> None:
+def test_runs_are_bit_identical_whatever_the_keys_and_the_engine(run_method: RunMethod, five: Clients) -> None:
     one, other, wire = (
         run_method("fedavg", five, model=SMALL["mlp"], settings=SECURE, engine=engine)
         for engine in ("local", "local", "wire")
@@ -124,7 +129,7 @@ def test_batch_norm_is_averaged_and_its_counters_are_rounded(run_method: RunMeth
     floats = {name: entry for name, entry in plain.model.items() if name not in counters}
     assert counters
     assert farthest(floats, secure.model) <= STEP
-    sent = next(ask for ask in plain.asks if ask.task == "train")
+    sent = next(ask for ask in plain.asks if ask.name == "train")
     for name in counters:
         values = [int(reply["model"][name]) for reply in sent.replies.values()]
         assert secure.model[name].dtype == plain.model[name].dtype
@@ -144,17 +149,17 @@ def test_the_server_sees_no_update(run_method: RunMethod, five: Clients) -> None
     plain = run_method("fedavg", five, model=SMALL["mlp"], rounds=1)
     secure = run_method("fedavg", five, model=SMALL["mlp"], rounds=1, settings=SECURE)
     assert [ask.task for ask in secure.asks] == STAGES
-    (masked,) = [ask for ask in secure.asks if ask.task == "train_masked"]
+    (masked,) = [ask for ask in secure.asks if ask.task == MASKED]
     for client, reply in masked.replies.items():
         assert set(reply) == {"masked"}
         sent = reply["masked"].numpy()
         trained = plain.rounds()[0].replies[client]
-        change = secure_updates.in_one_vector(plain.rounds()[0].fields["model"], trained["model"])
+        change = secure_updates.flatten_change(plain.rounds()[0].fields["model"], trained["model"])
         bare = np.concatenate([[trained["examples"]], np.trunc(change * ONE) * trained["examples"]]).astype(np.int64)
         assert (sent.view(np.int64) != bare).all()
         high = sent >> np.uint64(56)
         assert len(np.unique(high)) > 60  # of plain numbers this byte is 0 or 255
-    secret = {tuple(ask.replies) for ask in secure.asks if ask.task != "train_masked"}
+    secret = {tuple(ask.replies) for ask in secure.asks if ask.task != MASKED}
     assert secret == {tuple("abcde")}
     for ask in secure.asks:
         for answer in ask.answers.values():
@@ -169,11 +174,11 @@ def leaf(value: Any) -> list[Any]:
 
 def test_the_ledger_says_what_it_is_and_what_not(run_method: RunMethod, five: Clients) -> None:
     fed = run_method("fedavg", five, model=SMALL["mlp"], rounds=1, settings=SECURE).fed
-    rows = {row["release"]: row for row in fed.participation.ledger.rows(1e-5)}
-    row = rows["train_masked.masked"]
-    assert row["mechanism"] == "secure aggregation among 5 clients"
-    assert row["proven"] == "none"
-    assert "the sum, which the server learns" in row["not_covered"]
+    rows = {row.release: row for row in fed.participation.ledger.rows(1e-5)}
+    row = rows[f"{MASKED}.masked"]
+    assert row.mechanism == "secure aggregation among 5 clients"
+    assert row.proven == "none"
+    assert "the sum, which the server learns" in row.not_covered
     words = " ".join(fed.participation.ledger.words(1e-5))
     assert "Seen as a sum only" in words
     assert "No differential privacy" in words
@@ -197,14 +202,14 @@ def test_it_goes_with_protected_updates(privacy: dict[str, Any], run_method: Run
     plain, secure = runs
     assert farthest(plain.model, secure.model) <= 2 * STEP
     first, second = (
-        [row for row in run.fed.participation.ledger.rows(1e-5) if row["field"] in ("model", "masked")] for run in runs
+        [row for row in run.fed.participation.ledger.rows(1e-5) if row.field in ("model", "masked")] for run in runs
     )
-    assert first[0]["epsilon"] == second[0]["epsilon"]
-    assert second[0]["mechanism"] == f"{first[0]['mechanism']}; secure aggregation among 5 clients"
+    assert first[0].epsilon == second[0].epsilon
+    assert second[0].mechanism == f"{first[0].mechanism}; secure aggregation among 5 clients"
     if privacy.get("noise_at") == "server":
-        assert "which sees the sum before its noise" in second[0]["not_covered"]
+        assert "which sees the sum before its noise" in second[0].not_covered
     if privacy["updates"] != "gaussian":
-        scopes = {(r["unit"], r["adjacency"]) for r in secure.fed.participation.ledger.rows(1e-5)}
+        scopes = {(r.unit, r.adjacency) for r in secure.fed.participation.ledger.rows(1e-5)}
         assert len(scopes) == 1  # keys and shares cost nothing, in the same scope
         assert "no finite" not in " ".join(secure.fed.participation.ledger.words(1e-5))
 
@@ -213,7 +218,7 @@ def test_it_goes_with_protected_updates(privacy: dict[str, Any], run_method: Run
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "answer"])
-@pytest.mark.parametrize(("stage", "counts"), [(s, s == "open_sum") for s in STAGES])
+@pytest.mark.parametrize(("stage", "counts"), [(s, s == OPEN) for s in STAGES])
 def test_who_is_lost_is_left_out_and_the_others_go_on(
     stage: str, counts: bool, before: bool, five: Clients, tmp_path: Path, run_method: RunMethod
 ) -> None:
@@ -234,21 +239,21 @@ def test_too_few_are_a_clear_error(stage: str, five: Clients, tmp_path: Path) ->
 def test_without_a_quorum_a_round_with_too_few_is_left_out(
     five: Clients, tmp_path: Path, run_method: RunMethod
 ) -> None:
-    model, fed = losing(five, tmp_path, "train_masked", {"a", "b", "c"}, quorum=0)
+    model, fed = losing(five, tmp_path, MASKED, {"a", "b", "c"}, quorum=0)
     assert same_bits(model, run_method("fedavg", five, model=SMALL["mlp"], rounds=0).model)
     assert any("2 of 5 clients are left in the secure sum" in note for note in fed.participation.notes)
 
 
 def test_the_quorum_counts_those_in_the_sum(five: Clients, tmp_path: Path) -> None:
     with pytest.raises(QuorumError, match=r"4 of 5 clients are left.*100% must be"):
-        losing(five, tmp_path / "one", "train_masked", {"a"}, quorum=1.0)
-    model, _ = losing(five, tmp_path / "two", "open_sum", {"a"}, quorum=1.0)  # it is in the sum
+        losing(five, tmp_path / "one", MASKED, {"a"}, quorum=1.0)
+    model, _ = losing(five, tmp_path / "two", OPEN, {"a"}, quorum=1.0)  # it is in the sum
     assert model
 
 
 def test_a_higher_threshold_is_kept(five: Clients, tmp_path: Path) -> None:
     with pytest.raises(QuorumError, match="opened with 5 at least"):
-        losing(five, tmp_path, "train_masked", {"a"}, quorum=0.1, threshold=0.9)
+        losing(five, tmp_path, MASKED, {"a"}, quorum=0.1, threshold=0.9)
 
 
 def test_on_the_virtual_clock_rounds_go_on_with_those_who_can_be_reached(federate: Any) -> None:
@@ -288,14 +293,14 @@ def spoiled(five: Clients, folder: Path, task: str, change: Callable[[dict[str, 
 @pytest.mark.parametrize(
     ("task", "change", "sentence"),
     [
-        ("open_sum", lambda f, c: f.update(left=["b"]), r"Both secrets of \['b'\]"),
-        ("open_sum", lambda f, c: f.update(stayed=["a", "b", "c", "d"]), "are not those whose masks were used"),
-        ("open_sum", lambda f, c: f.update(stayed=["a", "b"], left=["c", "d", "e"]), "too few have stayed"),
-        ("open_sum", lambda f, c: f.update(shares={}), "Shares of some of the clients are missing"),
-        ("open_sum", lambda f, c: f.update(session="0" * 32), "takes part in no such secure sum"),
-        ("share_secrets", lambda f, c: f.update(threshold=2), "2 of 5 is no safe threshold"),
-        ("train_masked", lambda f, c: f["secure"].update(peers=[c]), "does not fit the list of keys"),
-        ("train_masked", lambda f, c: f["secure"].update(peers=[*"abcdex"]), "does not fit the list of keys"),
+        (OPEN, lambda f, c: f.update(left=["b"]), r"Both secrets of \['b'\]"),
+        (OPEN, lambda f, c: f.update(stayed=["a", "b", "c", "d"]), "are not those whose masks were used"),
+        (OPEN, lambda f, c: f.update(stayed=["a", "b"], left=["c", "d", "e"]), "too few have stayed"),
+        (OPEN, lambda f, c: f.update(shares={}), "Shares of some of the clients are missing"),
+        (OPEN, lambda f, c: f.update(session="0" * 32), "takes part in no such secure sum"),
+        (SHARES, lambda f, c: f.update(threshold=2), "2 of 5 is no safe threshold"),
+        (MASKED, lambda f, c: f["secure"].update(peers=[c]), "does not fit the list of keys"),
+        (MASKED, lambda f, c: f["secure"].update(peers=[*"abcdex"]), "does not fit the list of keys"),
     ],
 )
 def test_a_client_refuses_what_would_give_somebody_away(
@@ -307,7 +312,7 @@ def test_a_client_refuses_what_would_give_somebody_away(
 def test_a_client_opens_a_sum_once(run_method: RunMethod, five: Clients) -> None:
     done = run_method("fedavg", five, model=SMALL["mlp"], settings=SECURE, rounds=1)
     assert "secure sum" not in done.state("a")  # there is no secret left to ask for
-    (asked,) = [ask for ask in done.asks if ask.task == "open_sum"]
+    (asked,) = [ask for ask in done.asks if ask.task == OPEN]
     request = asked.requests["a"] | {"states": {"a": done.fed._versions["a"]}}
     host = TaskHost(five, done.store)
     answer = decode(host.handle("a", encode(request)))
@@ -317,7 +322,7 @@ def test_a_client_opens_a_sum_once(run_method: RunMethod, five: Clients) -> None
 
 def test_masks_are_not_used_twice(run_method: RunMethod, five: Clients) -> None:
     done = run_method("fedavg", five, model=SMALL["mlp"], settings=SECURE, rounds=1)
-    (asked,) = [ask for ask in done.asks if ask.task == "train_masked"]
+    (asked,) = [ask for ask in done.asks if ask.task == MASKED]
     version = asked.answers["a"]["state"]
     answer = decode(TaskHost(five, done.store).handle("a", encode(asked.requests["a"] | {"states": {"a": version}})))
     assert "masks are not used twice" in answer["message"]
@@ -373,13 +378,13 @@ def test_scores_of_interior_points_are_seen_as_a_sum_only(run_method: RunMethod,
     plain = run_method("agg_enhance", digits, model=SMALL["cnn"], settings=POINTS, rounds=2)
     secure = run_method("agg_enhance", digits, model=SMALL["cnn"], settings=POINTS | SECURE, rounds=2)
     assert farthest(plain.model, secure.model) < 1e-4
-    tasks = [ask.task for ask in secure.asks if not ask.task.startswith("tune")]
-    sums = [*STAGES, "make_candidates", *STAGES[:2], "score_masked", STAGES[3]]
+    tasks = [ask.task for ask in secure.asks if ask.name != "tune_model"]
+    sums = [*STAGES, "agg_enhance.make_candidates", *STAGES[:2], "agg_enhance.score_masked", STAGES[3]]
     assert tasks == sums * 2
     notes = " ".join(secure.fed.participation.notes)
     assert "a release beside the updates, which secure aggregation does not cover" in notes
-    assert "opinions" not in notes
-    one = next(ask for ask in secure.asks if ask.task == "score_masked")
+    assert "probabilities" not in notes
+    one = next(ask for ask in secure.asks if ask.name == "score_masked")
     assert all(set(reply) == {"masked"} for reply in one.replies.values())
 
 
@@ -389,6 +394,6 @@ def test_a_masked_update_is_charged_once(updates: str, tmp_path: Path) -> None:
     small = {"data": {"limit": 200}, "model": {"name": "mlp"}, "partition": {"num_clients": 3}}
     train = {"rounds": 2, "local_epochs": 1}
     done = fedsynth.run("fedavg", privacy=privacy, train=train, runs=str(tmp_path), engine={"workers": 1}, **small)
-    spent = {row["epsilon"] for row in done.summary["privacy"] if row["kind"] == "total"}
+    spent = {row.epsilon for row in done.summary.privacy if row.kind == "total"}
     assert spent
     assert all(3.5 < float(epsilon) <= 4.0 for epsilon in spent)

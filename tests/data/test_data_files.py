@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedsynth.data.config import DataConfig
-from fedsynth.data.hub import HubSet, read_hub
+from fedsynth.data.readers.hub import HubSet, read_hub
 from fedsynth.data.sources import load_source
 from fedsynth.errors import DataError
 
@@ -235,9 +235,9 @@ def test_hub_parquet_is_decoded(tmp_path):
 def test_hub_is_asked_when_nothing_is_local(tmp_path, monkeypatch):
     hub_folder(tmp_path)
     monkeypatch.delenv("FEDSYNTH_DATA", raising=False)
-    monkeypatch.setattr("fedsynth.data.known.hub_is_installed", lambda: True)
+    monkeypatch.setattr("fedsynth.data.readers.public_sets.hub_is_installed", lambda: True)
     monkeypatch.setattr(
-        "fedsynth.data.known.read_hub",
+        "fedsynth.data.readers.public_sets.read_hub",
         lambda name, home, config: read_hub(name, home, config, download=lambda repo: tmp_path),
     )
     assert load("mnist").schema.classes == 10

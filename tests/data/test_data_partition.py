@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsynth.data.manifest import realised_skew
+from fedsynth.data.manifest import measure_skew
 from fedsynth.data.partition import PARTITIONERS, divide, parse_partition
 from fedsynth.errors import ConfigError, DataError
 
@@ -106,7 +106,7 @@ def test_dirichlet_skew_falls_with_alpha_and_keeps_everything():
         parts = run(BALANCED, name="dirichlet", alpha=alpha, num_clients=20)
         assert_sound(BALANCED, parts, 20, least=10)
         assert sum(map(len, parts)) == len(BALANCED)
-        skews.append(realised_skew(count(BALANCED, parts))["kl_mean"])
+        skews.append(measure_skew(count(BALANCED, parts))["kl_mean"])
     assert skews == sorted(skews, reverse=True)
     assert skews[-1] < 0.05
 
@@ -133,7 +133,7 @@ def test_lognormal_divergence_falls_when_gamma_grows():
     skews = []
     for gamma in (0.1, 1, 10, 100):
         parts = run(BALANCED, name="lognormal", gamma=gamma, num_clients=100, sigma=0.5, mu=3)
-        skews.append(realised_skew(count(BALANCED, parts))["kl_mean"])
+        skews.append(measure_skew(count(BALANCED, parts))["kl_mean"])
     assert skews == sorted(skews, reverse=True)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsynth.data import archives
 from fedsynth.data.config import DataConfig, parse_data
+from fedsynth.data.readers import archives
 from fedsynth.data.sources import load_source, load_sources
 from fedsynth.errors import ConfigError, DataError
 
@@ -293,7 +293,7 @@ def test_known_names_aliases_and_environment(tmp_path, monkeypatch):
 
 
 def test_absent_known_set_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsynth.data.known.hub_is_installed", lambda: False)
+    monkeypatch.setattr("fedsynth.data.readers.public_sets.hub_is_installed", lambda: False)
     with pytest.raises(DataError, match="FEDSYNTH_DATA is not set") as caught:
         load("mnist")
     assert "train-images-idx3-ubyte.gz" in str(caught.value)

@@ -22,7 +22,8 @@ import fedsynth
 from fedsynth.audit.trials import put_to_the_test
 from fedsynth.cli.app import app
 from fedsynth.data.dataset import Schema
-from fedsynth.experiment.config import make_experiment, override
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.files import override
 from fedsynth.federation.methods import all_methods
 from fedsynth.federation.tasks import all_tasks
 from fedsynth.network.policy import SitePolicy
@@ -89,7 +90,7 @@ def test_the_example_gives_the_same_bits_on_both_engines(tmp_path: Path) -> None
     local = steady(tmp_path, {"name": "local", "workers": 2}, beta=0.5, warmup_epochs=1)
     wire = steady(tmp_path, {"name": "wire"}, beta=0.5, warmup_epochs=1)
     assert same_bits(local, wire)
-    assert {row["what"] for row in local.summary["privacy"] if row["task"] == "learn"} == {
+    assert {row.what for row in local.summary.privacy if row.task == "learn"} == {
         "weights of the model after local training",
         "number of training examples",
     }

@@ -17,7 +17,8 @@ from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.views import client_tallies, final_evaluation, judges
+from fedsynth.evaluation.results import Evaluation, Moved
+from fedsynth.evaluation.views import client_tallies, evaluators, final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.progress import Quiet
 from fedsynth.experiment.recorder import Recorder
@@ -38,7 +39,7 @@ def data() -> FederatedData:
 
 @dataclasses.dataclass
 class Run:
-    """A finished method with everything needed to judge it."""
+    """A finished method with everything needed to evaluate it."""
 
     experiment: Experiment
     fed: Federation
@@ -46,7 +47,7 @@ class Run:
     recorder: Recorder
     store: StateStore
 
-    def judge(self, data: FederatedData) -> dict[str, Any]:
+    def evaluate(self, data: FederatedData) -> Evaluation:
         spec = self.experiment.model_spec
         return final_evaluation(self.fed, self.outcome, spec, data.test, {}, "cpu", clients=1000)
 
@@ -81,44 +82,42 @@ def accuracy_by_hand(run: Run, weights: dict[str, torch.Tensor], part: Dataset) 
 
 def test_global_model_on_the_pooled_test_and_at_each_client(data: FederatedData, tmp_path: Path) -> None:
     finished = run("fedavg", data, tmp_path / "run")
-    result = finished.judge(data)
+    result = finished.evaluate(data)
     weights = finished.outcome.model
     assert weights is not None
-    assert result["test"]["accuracy"] == pytest.approx(accuracy_by_hand(finished, weights, data.test))
-    assert result["test"]["examples"] == len(data.test)
+    assert result.test.accuracy == pytest.approx(accuracy_by_hand(finished, weights, data.test))
+    assert result.test.examples == len(data.test)
     accuracies = []
     for client in data.clients:
         part = data.client(client).test
-        row = result["per_client"]["global/test"][client]
+        row = result.per_client["global/test"][client]
         accuracies.append(accuracy_by_hand(finished, weights, part))
-        assert row["accuracy"] == pytest.approx(accuracies[-1])
+        assert row.accuracy == pytest.approx(accuracies[-1])
         by_class = [accuracy_by_hand(finished, weights, part.subset(part.y == label)) for label in np.unique(part.y)]
-        assert row["balanced_accuracy"] == pytest.approx(np.mean(by_class))
-        assert row["examples"] == len(part)
-    assert set(result["views"]) == {"global/validation", "global/test"}
-    assert result["clients"]["view"] == "global"
-    assert result["clients"]["mean"] == pytest.approx(np.mean(accuracies))
-    assert result["clients"]["variance"] == pytest.approx(np.var(100 * np.array(accuracies)))
+        assert row.balanced_accuracy == pytest.approx(np.mean(by_class))
+        assert row.examples == len(part)
+    assert set(result.views) == {"global/validation", "global/test"}
+    assert result.clients.view == "global"
+    assert result.clients.mean == pytest.approx(np.mean(accuracies))
+    assert result.clients.variance == pytest.approx(np.var(100 * np.array(accuracies)))
 
 
-def test_fine_tuned_models_are_judged_beside_the_global_one(data: FederatedData, tmp_path: Path) -> None:
-    result = run("finetune", data, tmp_path / "run").judge(data)
-    assert set(result["views"]) == {
-        f"{view}/{part}" for view in ("global", "personal") for part in ("validation", "test")
-    }
-    assert result["clients"]["view"] == result["validation"]["view"] == "personal"
-    assert result["test"]["accuracy"] is not None
-    assert result["clients"]["mean"] == result["views"]["personal/test"]["mean"]
+def test_fine_tuned_models_are_evaluated_beside_the_global_one(data: FederatedData, tmp_path: Path) -> None:
+    result = run("finetune", data, tmp_path / "run").evaluate(data)
+    assert set(result.views) == {f"{view}/{part}" for view in ("global", "personal") for part in ("validation", "test")}
+    assert result.clients.view == result.validation.view == "personal"
+    assert result.test.accuracy is not None
+    assert result.clients.mean == result.views["personal/test"].mean
 
 
 def test_a_personal_model_is_the_shared_weights_with_the_clients_own(data: FederatedData, tmp_path: Path) -> None:
     finished = run("fedbn", data, tmp_path / "run")
-    result = finished.judge(data)
+    result = finished.evaluate(data)
     assert finished.outcome.model is not None
     for client in data.clients:
         kept = finished.store.read(client, finished.fed._versions[client])["kept"]
         expected = accuracy_by_hand(finished, finished.outcome.model | kept, data.client(client).test)
-        assert result["per_client"]["personal/test"][client]["accuracy"] == pytest.approx(expected)
+        assert result.per_client["personal/test"][client].accuracy == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -133,39 +132,39 @@ def test_a_personal_model_is_the_shared_weights_with_the_clients_own(data: Feder
 def test_without_a_whole_global_model_there_is_no_global_accuracy_and_a_reason(
     method: str, train: dict[str, Any], reason: str, data: FederatedData, tmp_path: Path
 ) -> None:
-    result = run(method, data, tmp_path / "run", train=train).judge(data)
-    assert result["test"] == {"accuracy": None, "class_variance": None, "reason": reason}
-    assert set(result["views"]) == {"personal/validation", "personal/test"}
-    assert result["clients"]["view"] == "personal"
-    assert result["clients"]["n"] == len(data.clients)
+    result = run(method, data, tmp_path / "run", train=train).evaluate(data)
+    assert result.test.as_dict() == {"accuracy": None, "class_variance": None, "reason": reason}
+    assert set(result.views) == {"personal/validation", "personal/test"}
+    assert result.clients.view == "personal"
+    assert result.clients.n == len(data.clients)
 
 
 def test_training_alone_gives_every_client_its_own_model(data: FederatedData, tmp_path: Path) -> None:
     finished = run("local", data, tmp_path / "run")
-    result = finished.judge(data)
+    result = finished.evaluate(data)
     for client in data.clients:
         own = finished.store.read(client, finished.fed._versions[client])["alone"]
         expected = accuracy_by_hand(finished, own, data.client(client).test)
-        assert result["per_client"]["personal/test"][client]["accuracy"] == pytest.approx(expected)
+        assert result.per_client["personal/test"][client].accuracy == pytest.approx(expected)
 
 
 def test_class_variance_on_the_global_test(data: FederatedData, tmp_path: Path) -> None:
     finished = run("fedavg", data, tmp_path / "run")
-    view = finished.judge(data)["test"]
+    view = finished.evaluate(data).test
     assert finished.outcome.model is not None
     rows = [np.flatnonzero(data.test.y == label) for label in range(10)]
     by_hand = [accuracy_by_hand(finished, finished.outcome.model, data.test.subset(row)) for row in rows]
-    assert view["class_accuracy"] == pytest.approx(by_hand)
-    assert view["class_variance"] == pytest.approx(np.var(100 * np.array(by_hand)))
-    assert view["worst_class"] == min(by_hand)
+    assert view.class_accuracy == pytest.approx(by_hand)
+    assert view.class_variance == pytest.approx(np.var(100 * np.array(by_hand)))
+    assert view.worst_class == min(by_hand)
 
 
-def test_judges_are_all_or_the_same_sample(data: FederatedData, tmp_path: Path) -> None:
+def test_evaluators_are_all_or_the_same_sample(data: FederatedData, tmp_path: Path) -> None:
     fed = run("fedavg", data, tmp_path / "run", train={"rounds": 0}).fed
-    assert judges(fed, 4) == list(fed.clients)
-    few = judges(fed, 2)
+    assert evaluators(fed, 4) == list(fed.clients)
+    few = evaluators(fed, 2)
     fed.round = 7
-    assert judges(fed, 2) == few
+    assert evaluators(fed, 2) == few
     assert len(few) == 2
 
 
@@ -216,11 +215,11 @@ def test_training_and_selection_never_touch_a_test_part(method: str, data: Feder
 
 @pytest.mark.parametrize("method", ["fedavg", "finetune", "fedbn"])
 def test_garbage_test_parts_change_the_test_numbers_alone(method: str, data: FederatedData, tmp_path: Path) -> None:
-    plain = run(method, data, tmp_path / "plain").judge(data)
-    garbage = run(method, altered(data, "garbage"), tmp_path / "garbage").judge(data)
-    assert plain["validation"] == garbage["validation"]
-    assert plain["test"] == garbage["test"]  # the global test set was left as it is
-    assert plain["clients"] != garbage["clients"]
+    plain = run(method, data, tmp_path / "plain").evaluate(data)
+    garbage = run(method, altered(data, "garbage"), tmp_path / "garbage").evaluate(data)
+    assert plain.validation == garbage.validation
+    assert plain.test == garbage.test  # the global test set was left as it is
+    assert plain.clients != garbage.clients
 
 
 def test_a_sealed_part_would_be_noticed(data: FederatedData, tmp_path: Path) -> None:
@@ -232,9 +231,9 @@ def test_a_sealed_part_would_be_noticed(data: FederatedData, tmp_path: Path) -> 
 def test_test_curves_are_drawn_only_when_asked_for(data: FederatedData, tmp_path: Path) -> None:
     quiet = run("fedavg", data, tmp_path / "quiet", test=data.test)
     asked = run("fedavg", data, tmp_path / "asked", test=data.test, evaluation={"test_curve": True})
-    assert all("test" not in row for row in quiet.recorder.rows)
-    assert all("test" in row for row in asked.recorder.rows)
-    assert asked.recorder.rows[-1]["test"]["accuracy"] == asked.judge(data)["test"]["accuracy"]
+    assert all(row.test is None for row in quiet.recorder.rows)
+    assert all(row.test is not None for row in asked.recorder.rows)
+    assert asked.recorder.rows[-1].test.accuracy == asked.evaluate(data).test.accuracy
     assert quiet.curve() == asked.curve()
 
 
@@ -255,8 +254,8 @@ def test_a_run_that_asks_no_client_for_scores_ends_with_a_report(method: str, tm
         evaluation={"clients": 0, "final_clients": 0},
         runs=str(tmp_path),
     )
-    assert result.summary["bytes"]["evaluation"] == {"up": 0, "down": 0}
-    assert result.summary["clients"]["n"] == 0
+    assert result.summary.bytes.evaluation == Moved(up=0, down=0)
+    assert result.summary.clients.n == 0
     assert (result.path / "report.html").is_file()
 
 

@@ -21,12 +21,14 @@ from fedsynth.report.tables import summary_lines
 from fedsynth.seeding import generator
 
 METHOD = '''
+import torch
+
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
 from fedsynth.learning.models import ModelSpec, build_model, instantiate
 from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.components.settings import MethodConfig
 from fedsynth.privacy import Guarantee
-from fedsynth.privacy.dpsgd import dp_fit
+from fedsynth.privacy.dpsgd import DpSgdTraining, dp_fit
 
 
 class PrivateConfig(MethodConfig):
@@ -43,7 +45,8 @@ class Learned(Reply):
 def learn_privately(client: Client, model: Weights, spec: ModelSpec, noise: float) -> Learned:
     net = instantiate(spec, client.schema.shape, client.schema.classes, model)
     x, y = client.data.train.tensors()
-    done = dp_fit(net, x, y, epochs=1, batch_size=8, lr=0.1, clip=1.0, noise=noise, rng=client.noise_rng("noise"))
+    training = DpSgdTraining(clip=1.0, noise=noise, examples=len(x), batch_size=8, epochs=1)
+    done = dp_fit(net, x, y, training, torch.optim.SGD(net.parameters(), lr=0.1), client.noise_rng("noise"))
     proof = Guarantee(
         mechanism=f"DP-SGD, noise multiplier {noise:g}",
         events=(done.event,),
@@ -89,20 +92,20 @@ def run(
 
 def test_a_private_run_says_what_it_proves(tmp_path: Path) -> None:
     result = run(tmp_path)
-    rows = result.summary["privacy"]
-    learned = [row for row in rows if row["release"] == "learn_privately.model"]
-    assert sorted(client for row in learned for client in row["clients"]) == ["0", "1", "2"]
+    rows = result.summary.privacy
+    learned = [row for row in rows if row.release == "learn_privately.model"]
+    assert sorted(client for row in learned for client in row.clients) == ["0", "1", "2"]
     for row in learned:
-        sizes = {len_train(result, client) for client in row["clients"]}
+        sizes = {len_train(result, client) for client in row.clients}
         [n] = sizes
         event = SampledGaussianEvent(rate=8 / n, noise=2.0, steps=-(-n // 8))
-        assert row["epsilon"] == pytest.approx(epsilon({event: 3}, 1e-5))
-        assert row["times"] == 3
-    [scores] = [row for row in rows if row["task"] == "score"]
-    assert scores["evaluation"]
-    assert scores["proven"] == "none"
-    total = max((row for row in rows if row["kind"] == "total"), key=lambda row: row["epsilon"])
-    assert total["not_covered"] == "score.scores"
+        assert row.epsilon == pytest.approx(epsilon({event: 3}, 1e-5))
+        assert row.times == 3
+    [scores] = [row for row in rows if row.task == "score"]
+    assert scores.evaluation
+    assert scores.proven == "none"
+    total = max((row for row in rows if row.kind == "total"), key=lambda row: row.epsilon)
+    assert total.not_covered == "score.scores"
     words = [text for name, text in summary_lines(result.summary) if name == "privacy"]
     assert words == ledger_words(rows)
     assert words[0].startswith("Protected: weights after private training — ε = ")
@@ -114,12 +117,12 @@ def test_a_private_run_says_what_it_proves(tmp_path: Path) -> None:
 
 def test_where_evaluation_asks_nobody_all_that_left_has_one_epsilon(tmp_path: Path) -> None:
     result = run(tmp_path, evaluation={"clients": 0, "final_clients": 0})
-    assert {row["task"] for row in result.summary["privacy"] if row["kind"] == "release"} == {"learn_privately"}
-    assert "score" not in result.summary["bytes"]["by_task"]
-    words = ledger_words(result.summary["privacy"])
+    assert {row.task for row in result.summary.privacy if row.kind == "release"} == {"learn_privately"}
+    assert "score" not in result.summary.bytes.by_task
+    words = ledger_words(result.summary.privacy)
     assert words[-1].startswith("All that left a client together: ε = ")
-    assert result.summary["clients"]["n"] == 0
-    assert result.summary["test"]["accuracy"] > 0  # the server judges by a set of its own
+    assert result.summary.clients.n == 0
+    assert result.summary.test.accuracy > 0  # the server judges by a set of its own
 
 
 def len_train(result: fedsynth.RunResult, client: str) -> int:
@@ -141,19 +144,19 @@ def test_the_ledger_file_has_a_row_per_client_and_release(tmp_path: Path) -> Non
 
 
 def test_delta_is_a_setting(tmp_path: Path) -> None:
-    loose, strict = (run(tmp_path, {"delta": delta}, rounds=1).summary["privacy"][0] for delta in (1e-3, 1e-8))
-    assert loose["epsilon"] < strict["epsilon"]
-    assert "δ = 1e-08" in strict["proven"]
+    loose, strict = (run(tmp_path, {"delta": delta}, rounds=1).summary.privacy[0] for delta in (1e-3, 1e-8))
+    assert loose.epsilon < strict.epsilon
+    assert "δ = 1e-08" in strict.proven
 
 
 def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     free = run(tmp_path, rounds=5)
-    costs = [row["epsilon"] for row in free.summary["privacy"] if row["kind"] == "total"]
+    costs = [row.epsilon for row in free.summary.privacy if row.kind == "total"]
     result = run(tmp_path, {"budget": 0.9 * max(costs)}, rounds=5)
-    assert 1 <= result.summary["rounds"] < 5
-    [note] = result.summary["notes"]
-    assert note.startswith(f"Stopped after round {result.summary['rounds']}: one more like it would bring client ")
-    assert max(row["epsilon"] or 0 for row in result.summary["privacy"]) <= 0.9 * max(costs)
+    assert 1 <= result.summary.rounds < 5
+    [note] = result.summary.notes
+    assert note.startswith(f"Stopped after round {result.summary.rounds}: one more like it would bring client ")
+    assert max(row.epsilon or 0 for row in result.summary.privacy) <= 0.9 * max(costs)
     assert ("note", note) in summary_lines(result.summary)
 
 
@@ -165,7 +168,7 @@ def test_a_budget_too_small_for_one_round_is_a_refusal(tmp_path: Path) -> None:
 def test_a_resumed_run_has_the_same_ledger(tmp_path: Path) -> None:
     whole = run(tmp_path, {"budget": 50})
     again = fedsynth.resume(whole.path, trust_plugins=True)
-    assert again.summary["privacy"] == whole.summary["privacy"]
+    assert again.summary.privacy == whole.summary.privacy
 
 
 @pytest.mark.parametrize("wrong", [{"delta": 0}, {"delta": 1}, {"budget": 0}, {"budget": -1}, {"dleta": 1e-5}])
@@ -208,13 +211,11 @@ def test_the_noise_of_a_run_can_be_taken_off_with_its_folder_only_where_it_says_
     result = dp_sgd_run(tmp_path, secret_noise=secret)
     (result.path / "noise-drawn.json").write_text(json.dumps(drawn[0].tolist()))
     assert (taken_off(result) == 0) != secret
-    words, rows = ledger_words(result.summary["privacy"]), result.summary["privacy"]
+    words, rows = ledger_words(result.summary.privacy), result.summary.privacy
     told = "do not know the seed" in words[-1]
     assert told != secret
-    assert {row["against"] for row in rows if row["epsilon"]} == {
-        "everybody" if secret else "all but holders of the seed"
-    }
-    assert result.summary["secret_noise"] == secret
+    assert {row.against for row in rows if row.epsilon} == {"everybody" if secret else "all but holders of the seed"}
+    assert result.summary.secret_noise == secret
     assert ("do not know the seed" in (result.path / "report.html").read_text()) != secret
 
 
@@ -290,8 +291,8 @@ def test_noise_from_the_public_seed_is_not_called_secret(tmp_path: Path) -> None
         privacy={"secret_noise": True},
         progress=False,
     )
-    assert result.summary["secret_noise"]
-    [against] = {row["against"] for row in result.summary["privacy"] if row["epsilon"]}
+    assert result.summary.secret_noise
+    [against] = {row.against for row in result.summary.privacy if row.epsilon}
     assert against == "all but holders of the seed"
 
 
@@ -325,5 +326,5 @@ def test_training_in_groups_keeps_to_the_target_of_all_its_passes(tmp_path: Path
         evaluation=ALL,
         progress=False,
     )
-    reached = [row["epsilon"] for row in result.summary["privacy"] if row["release"] == "train.model"]
+    reached = [row.epsilon for row in result.summary.privacy if row.release == "train.model"]
     assert 1.8 < max(reached) <= 2.0

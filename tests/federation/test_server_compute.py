@@ -136,9 +136,9 @@ def test_the_summary_tells_its_seconds(tmp_path: Path):
     }
     few = {"name": "agg_enhance", "steps": 2, "tune_epochs": 1}
     here, forked = (fedsynth.run(few, engine={"workers": workers}, **setting) for workers in (1, 2))
-    assert here.summary["server_seconds"] > 0
-    assert here.summary["seconds"] >= here.summary["server_seconds"]
+    assert here.summary.server_seconds > 0
+    assert here.summary.seconds >= here.summary.server_seconds
     assert all(torch.equal(w, forked.weights[n]) for n, w in here.weights.items())
     plain = fedsynth.run("fedavg", engine={"workers": 1}, **setting)
-    assert plain.summary["server_seconds"] == 0
-    assert set(here.summary["bytes"]["by_task"]) == set(plain.summary["bytes"]["by_task"]) == {"train", "score"}
+    assert plain.summary.server_seconds == 0
+    assert set(here.summary.bytes.by_task) == set(plain.summary.bytes.by_task) == {"train", "score"}

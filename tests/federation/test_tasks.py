@@ -171,13 +171,13 @@ def test_what_leaves_is_recorded_with_its_guarantee(federate):
     fed.broadcast(tt_double, value=1.0)
     fed.broadcast(tt_double, to=["0"], value=1.0)
     fed.broadcast(tt_protected, to=["0", "1"])
-    rows = [row for row in fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    assert [(row["release"], row["what"], row["clients"], row["times"], row["mechanism"]) for row in rows] == [
+    rows = [row for row in fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    assert [(row.release, row.what, row.clients, row.times, row.mechanism) for row in rows] == [
         ("tt_double.number", "a number", ["0"], 2, "none"),
         ("tt_double.number", "a number", ["1", "2", "3"], 1, "none"),
         ("tt_protected.number", "a number", ["0", "1"], 1, "Gaussian noise, std 2"),
     ]
-    assert [row["epsilon"] for row in rows] == [None, None, pytest.approx(1.9931, abs=6e-5)]
+    assert [row.epsilon for row in rows] == [None, None, pytest.approx(1.9931, abs=6e-5)]
 
 
 def test_a_client_that_is_not_part_of_the_federation_cannot_be_asked(federate):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedsynth.components.grouping import balanced_groups, kl, shares, similar_groups
+from fedsynth.learning.grouping import balanced_groups, kl, shares, similar_groups
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -75,9 +75,9 @@ def test_groups_too_unequal_are_repaired_by_the_cheapest_move():
 
 def test_fewer_clients_than_groups_and_equal_clients():
     assert similar_groups(np.eye(3), 7, rng()) == [[0], [1], [2]]
-    alike = similar_groups(np.ones((7, 4)), 3, rng())  # K-means leaves two of three groups empty
-    assert sorted(client for group in alike for client in group) == list(range(7))
-    assert len(alike) == 3
+    equal = similar_groups(np.ones((7, 4)), 3, rng())  # K-means leaves two of three groups empty
+    assert sorted(client for group in equal for client in group) == list(range(7))
+    assert len(equal) == 3
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedsynth.methods.pfl_gan.similarity import (
+from fedsynth.learning.similarity import (
     clear_groups,
     divergences,
     groups,
     neighbours,
     profile,
-    samples,
+    samples_to_take,
     spectral_groups,
     spreads,
     thresholds,
@@ -55,7 +55,7 @@ TWO = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 THREE = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
-def alike(clients: int, seed: int) -> np.ndarray:
+def similar(clients: int, seed: int) -> np.ndarray:
     """Distances of clients that differ by chance alone."""
     rng = np.random.default_rng(seed)
     return divergences(rng.dirichlet(np.full(64, 50.0), size=clients))
@@ -83,7 +83,7 @@ def test_samples_by_hand():
     assert spreads(d) == pytest.approx([1, 1, 0])
     near = neighbours(d, "mean")
     assert near.tolist() == [[False, True, False], [True, False, False], [False, False, False]]
-    assert samples(d, near, 1000, "mean").tolist() == [[0, 606, 0], [606, 0, 0], [0, 0, 0]]  # 1000 · exp(−1/2)
+    assert samples_to_take(d, near, 1000, "mean").tolist() == [[0, 606, 0], [606, 0, 0], [0, 0, 0]]  # 1000 · exp(−1/2)
 
 
 @pytest.mark.parametrize("rule", ["mean", "2-means", "spectral", "gap"])
@@ -98,18 +98,18 @@ def test_three_data_sets_fall_into_three_groups(rule):
     assert near.sum() == 9 * 2
 
 
-def test_the_mean_lets_a_stranger_in_where_there_are_three_data_sets():
+def test_the_mean_lets_an_outsider_in_where_there_are_three_data_sets():
     """Why the paper has an alternative: τ_7 = .1414 lies above the distance to client 4."""
     assert neighbours(THREE_SETS, "mean")[6].tolist() == [False] * 3 + [True] + [False] * 3 + [True, True]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_clients_that_are_alike_are_kept_together_by_gap_and_cut_by_the_mean(seed):
-    d = alike(12, seed)
+def test_clients_that_are_similar_are_kept_together_by_gap_and_cut_by_the_mean(seed):
+    d = similar(12, seed)
     assert clear_groups(d) == [list(range(12))]
     assert neighbours(d, "gap").sum() == 12 * 11
     assert neighbours(d, "mean").sum() < 12 * 11 * 0.8
-    assert samples(d, neighbours(d, "gap"), 50, "gap")[0].tolist() == [0] + [50] * 11
+    assert samples_to_take(d, neighbours(d, "gap"), 50, "gap")[0].tolist() == [0] + [50] * 11
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -126,12 +126,12 @@ def test_any_number_of_data_sets_is_found(seed):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_the_matrix(rule, seed):
-    """Nobody is its own neighbour, strangers give nothing, nearer gives no less, and order does not matter."""
+    """Nobody is its own neighbour, outsiders give nothing, nearer gives no less, and order does not matter."""
     rng = np.random.default_rng(seed)
-    d = alike(7, seed) + 0.05 * rng.random((7, 7))
+    d = similar(7, seed) + 0.05 * rng.random((7, 7))
     np.fill_diagonal(d, 0)
     near = neighbours(d, rule)
-    given = samples(d, near, 200, rule)
+    given = samples_to_take(d, near, 200, rule)
     assert not near.diagonal().any()
     assert ((given > 0) <= near).all()
     assert given.max() <= 200
@@ -154,18 +154,18 @@ def test_a_client_without_a_usable_profile_is_nobodys_neighbour(rule):
     assert not near[:, 2].any()
     assert near.any()
     assert [2] in groups(near)
-    assert np.isfinite(samples(d, near, 10, rule)).all()
+    assert np.isfinite(samples_to_take(d, near, 10, rule)).all()
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("clients", [1, 2])
 def test_very_few_clients_do_no_harm(rule, clients):
-    d = alike(clients, 0)
+    d = similar(clients, 0)
     near = neighbours(d, rule)
     expected = 0 if rule == "mean" else clients * (clients - 1)  # with one other, d < mean d never holds
     assert near.sum() == expected
     if rule not in ("mean", "2-means"):
-        assert samples(d, near, 10, rule).sum() == 10 * expected
+        assert samples_to_take(d, near, 10, rule).sum() == 10 * expected
 
 
 def test_equal_clients_are_one_group():

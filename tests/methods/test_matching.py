@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsynth.methods.feddpms.matching import abundant_classes, decidedly_scarce, match, scarce_classes
+from fedsynth.methods.feddpms.matching import match
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -56,17 +55,3 @@ def test_a_client_is_never_matched_with_itself_and_the_first_is_the_best(abundan
     if chosen:
         overlap = {client: len(set(scarce) & set(abundant[client])) for client in others}
         assert overlap[chosen[0]] == max(overlap.values())
-
-
-def test_lists_of_classes():
-    counts = np.array([5, 0, 9, 1, 0])
-    assert abundant_classes(counts, 2) == [2, 0]
-    assert abundant_classes(counts, 5) == [2, 0, 3]
-    assert scarce_classes(counts, 3) == [1, 4, 3]
-    assert decidedly_scarce(counts) == 3
-    assert decidedly_scarce(np.array([4, 4, 4])) == 1
-
-
-@pytest.mark.parametrize("n", [1, 4])
-def test_ties_between_classes_fall_to_the_first(n):
-    assert scarce_classes(np.zeros(6, dtype=int), n) == list(range(n))

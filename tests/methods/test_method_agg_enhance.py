@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
+from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import build_model
-from fedsynth.methods.agg_enhance import AggEnhanceConfig, InteriorPoints
+from fedsynth.methods.agg_enhance import InteriorPoints
 from fedsynth.privacy import PrivacyConfig
 from fedsynth.seeding import generator
-from fedsynth.synthesis.inversion import chosen_by_consensus, consensus
+from fedsynth.synthesis.inversion import choose_by_consensus, consensus
 
 RunMethod = Callable[..., Finished]
 QUICK = {"steps": 3, "tune_epochs": 1}
@@ -27,12 +28,12 @@ CLASSES = 10
 
 
 def asked(done: Finished, task: str) -> list[Ask]:
-    return [ask for ask in done.asks if ask.task == task]
+    return [ask for ask in done.asks if ask.name == task]
 
 
 def own_work(done: Finished) -> set[str]:
     """The tasks that the server did itself."""
-    return {ask.task for ask in done.asks if all(client.startswith("@") for client in ask.requests)}
+    return {ask.name for ask in done.asks if all(client.startswith("@") for client in ask.requests)}
 
 
 # -- the choice -----------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def test_consensus_is_that_of_a_nested_loop(seed: int, count: int, classes: int)
     with torch.no_grad():
         said = torch.stack([judge(candidates.flatten(0, 1)).softmax(1) for judge in models])
     scores = consensus(said, torch.arange(classes).repeat(count))
-    kept = chosen_by_consensus(candidates, scores)
+    kept = choose_by_consensus(candidates, scores)
     for label, maker in enumerate(best_by_hand(models, candidates)):
         if scores.view(count, classes)[:, label].max() > 0:  # otherwise nobody agrees, and any will do
             assert torch.equal(kept[label], candidates[maker, label])
@@ -113,7 +114,7 @@ def test_the_queue_is_bounded_and_points_start_between_the_last_and_noise(
 def test_the_control_is_noise_of_the_same_number(digits: FederatedData, run_method: RunMethod) -> None:
     made, noise = (
         run_method("agg_enhance", digits, settings=QUICK | {"points": kind}, rounds=3, fraction=0.4, **TINY)
-        for kind in ("made", "noise")
+        for kind in ("synthetic", "noise")
     )
     assert own_work(noise) == {"tune_model"}
     for one, other in zip(asked(made, "tune_model"), asked(noise, "tune_model"), strict=True):
@@ -121,7 +122,7 @@ def test_the_control_is_noise_of_the_same_number(digits: FederatedData, run_meth
     assert farthest(made.model, noise.model) > 1e-6
 
 
-def test_a_choice_at_random_asks_for_no_opinion(digits: FederatedData, run_method: RunMethod) -> None:
+def test_a_choice_at_random_asks_for_no_probabilities(digits: FederatedData, run_method: RunMethod) -> None:
     done = run_method("agg_enhance", digits, settings=QUICK | {"choice": "random"}, rounds=1, **TINY)
     assert own_work(done) == {"invert_model", "tune_model"}
 
@@ -148,20 +149,22 @@ def test_clients_make_the_points_that_the_server_would_make(
 
 def test_their_candidates_are_unprotected_releases(digits: FederatedData, run_method: RunMethod) -> None:
     done = run_method("agg_enhance", digits, settings=QUICK | {"secure": True}, rounds=2, **TINY)
-    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    found = {row["release"]: row for row in rows}
-    for release in ("make_candidates.points", "score_candidates.probabilities"):
-        assert (found[release]["proven"], found[release]["mechanism"], found[release]["times"]) == ("none", "none", 2)
-        assert len(found[release]["clients"]) == len(digits.clients)
+    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    found = {row.release: row for row in rows}
+    for release in ("agg_enhance.make_candidates.points", "agg_enhance.score_candidates.probabilities"):
+        assert (found[release].proven, found[release].mechanism, found[release].times) == ("none", "none", 2)
+        assert len(found[release].clients) == len(digits.clients)
     assert any("secure aggregation does not cover" in note for note in done.fed.participation.notes)
     plain = run_method("agg_enhance", digits, settings=QUICK, rounds=2, **TINY)
-    assert {row["task"] for row in plain.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"} == {"train"}
+    assert {row.task for row in plain.fed.participation.ledger.rows(1e-5) if row.kind == "release"} == {
+        "local_training.train"
+    }
     assert plain.fed.participation.notes == [
         "Interior points are post-processing of the shared weights: they add no leak beyond them and remove none."
     ]
 
 
-@pytest.mark.parametrize(("name", "nothing"), [("candidates_of_clients", {}), ("opinions_of_clients", [])])
+@pytest.mark.parametrize(("name", "nothing"), [("candidates_of_clients", {}), ("probabilities_of_clients", [])])
 def test_a_round_in_which_no_client_answers_leaves_the_aggregate(
     name: str, nothing: Any, digits: FederatedData, run_method: RunMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,11 +177,13 @@ def test_a_round_in_which_no_client_answers_leaves_the_aggregate(
 
 
 def test_the_published_form_fills_in_what_is_not_given() -> None:
-    published = AggEnhanceConfig(form="published", tune_rate=0.5)
+    published = find_method("agg_enhance").config(form="published", tune_rate=0.5)
     assert (published.image_optimizer, published.clamp, published.tune_rate) == ("sgd", False, 0.5)
     ours = InteriorPoints.parse("interior_points")
     assert (ours.image_optimizer, ours.clamp, ours.tune_rate) == ("adam", True, 0.2)
-    again = InteriorPoints.parse(InteriorPoints.parse({"name": "interior_points", "form": "published"}).as_dict())
+    again = InteriorPoints.parse(
+        InteriorPoints.parse({"name": "interior_points", "form": "published"}).model_dump(mode="json")
+    )
     assert (again.form, again.image_optimizer) == ("published", "sgd")
 
 
@@ -186,21 +191,23 @@ def test_the_tuning_rate_follows_the_clients(digits: FederatedData, run_method: 
     rates = {"lr": 0.2, "schedule": "step", "lr_step": 1, "lr_gamma": 0.5}
     done = run_method("agg_enhance", digits, settings=QUICK, rounds=2, **rates, **TINY)
     tuned = [ask.fields["training"]["lr"] for ask in asked(done, "tune_model")]
-    assert tuned == pytest.approx([0.2 * ask.fields["training"]["lr"] for ask in done.rounds()])
+    assert tuned == pytest.approx([0.2 * ask.training["lr"] for ask in done.rounds()])
     assert tuned[1] == tuned[0] / 2
 
 
 @pytest.mark.parametrize("method", ["fedprox", "trimmed_mean", "fedopt", "feddpms", "fedvae"])
 def test_it_stands_on_other_methods(method: str, digits: FederatedData, run_method: RunMethod) -> None:
     plain = run_method(method, digits, rounds=2, **TINY)
-    off = {"after": {"name": "interior_points", "tune_epochs": 0}}
+    off = {"post_aggregation": {"name": "interior_points", "tune_epochs": 0}}
     assert same_bits(run_method(method, digits, settings=off, rounds=2, **TINY).model, plain.model)
-    done = run_method(method, digits, settings={"after": {"name": "interior_points", **QUICK}}, rounds=2, **TINY)
+    done = run_method(
+        method, digits, settings={"post_aggregation": {"name": "interior_points", **QUICK}}, rounds=2, **TINY
+    )
     assert farthest(done.model, plain.model) > 1e-6
     assert len(asked(done, "tune_model")) == 2
 
 
-def test_data_without_pictures_has_points_too(run_method: RunMethod) -> None:
+def test_data_without_images_has_points_too(run_method: RunMethod) -> None:
     done = run_method("agg_enhance", some_clients(9, 12), model=SMALL["mlp"], settings=QUICK)
     assert asked(done, "tune_model")[0].fields["images"].shape == (3, 3)
 
@@ -236,6 +243,6 @@ def test_methods_with_tasks_of_their_own_cannot_ask_their_clients(
     method: str, digits: FederatedData, run_method: RunMethod
 ) -> None:
     with pytest.raises(ConfigError, match="set secure = false"):
-        run_method(method, digits, settings={"after": {"name": "interior_points", "secure": True}}, **TINY)
+        run_method(method, digits, settings={"post_aggregation": {"name": "interior_points", "secure": True}}, **TINY)
     with pytest.raises(ConfigError, match=r"remove method.local_data"):
         run_method(method, digits, settings={"local_data": "own"}, **TINY)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedsynth.components.synthetic_store import KEPT
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import UserError
 from fedsynth.methods.astraea import class_ratios, even_groups, rows_left
@@ -82,10 +83,10 @@ def test_clients_grow_and_shrink_their_part_of_each_class(run_method: RunMethod)
     # Mean 25.5, deviation 17.234: from z = 1.306 to √(1.306 · 1.2) = 1.252, from −1.131 to −√(1.131 / 1.2) = −.971.
     assert ratios == pytest.approx([0.9807, 1, 1, 1.4615], abs=1e-3)
     for client, own in {"a": [29, 4, 8, 3], "b": [10, 12, 10, 3]}.items():
-        made = finished.state(client)["made"]
-        rows = made.get("own", torch.arange(len(data.train[client])))
+        kept = finished.state(client)[KEPT]
+        rows = kept.get("own", torch.arange(len(data.train[client])))
         assert np.bincount(data.train[client].y[rows.numpy()], minlength=4).tolist() == own
-        assert made["labels"].tolist() == [3]  # 0.46 · 3 copies
+        assert kept["labels"].tolist() == [3]  # 0.46 · 3 copies
     assert "c" not in finished.fed._versions  # 8 of the common class stay 8, and it has none of the rare one
 
 
@@ -93,7 +94,7 @@ def test_copies_are_never_more_than_twice_the_originals(run_method: RunMethod) -
     x = np.random.default_rng(0).random((400, 1, 8, 8), dtype=np.float32)
     data = Clients({"a": (x, np.r_[np.zeros(199, int), np.ones(200, int), [2]])}, classes=3)
     assert class_ratios(np.array([199, 200, 1]), 3)[2] > 30
-    assert len(run_method("astraea", data, model=SMALL["mlp"]).state("a")["made"]["labels"]) == 2
+    assert len(run_method("astraea", data, model=SMALL["mlp"]).state("a")[KEPT]["labels"]) == 2
 
 
 @pytest.mark.parametrize("model", SMALL)
@@ -119,7 +120,7 @@ def test_augmentation_of_balanced_classes_changes_nothing(run_method: RunMethod)
 def test_in_a_group_one_trains_what_the_other_has_left(run_method: RunMethod) -> None:
     """Two clients in one group: the second's received weights are those the first has sent."""
     finished = run_method("astraea", imbalanced(), model=SMALL["mlp"], settings={"mediators": 1}, rounds=1)
-    hops = [ask for ask in finished.asks if ask.task == "train"]
+    hops = [ask for ask in finished.asks if ask.name == "train"]
     assert [len(ask.requests) for ask in hops] == [1, 1, 1]
     for before, after in itertools.pairwise(hops):
         (sent,), (received,) = before.replies.values(), after.requests.values()
@@ -131,7 +132,7 @@ def test_in_a_group_one_trains_what_the_other_has_left(run_method: RunMethod) ->
 
 def test_groups_are_averaged_by_their_examples(run_method: RunMethod) -> None:
     finished = run_method("astraea", imbalanced(), model=SMALL["mlp"], settings={"mediators": 2}, rounds=1)
-    hops = [ask for ask in finished.asks if ask.task == "train"]
+    hops = [ask for ask in finished.asks if ask.name == "train"]
     assert [len(ask.requests) for ask in hops] == [2, 1]
     ((last, ended),) = hops[1].replies.items()
     [(_, alone)] = [item for item in hops[0].replies.items() if not in_one_group(finished, item[0], last)]
@@ -142,7 +143,7 @@ def test_groups_are_averaged_by_their_examples(run_method: RunMethod) -> None:
 
 def in_one_group(finished: Finished, first: str, last: str) -> bool:
     """Whether the last client was handed what the first had made."""
-    [hop, final] = [ask for ask in finished.asks if ask.task == "train"]
+    [hop, final] = [ask for ask in finished.asks if ask.name == "train"]
     return same_bits(hop.replies[first]["model"], final.requests[last]["fields"]["model"])
 
 
@@ -158,12 +159,12 @@ def test_class_counts_leave_exact_or_with_a_guarantee(digits: FederatedData, run
     def row(**settings: Any) -> dict[str, Any]:
         finished = run_method("astraea", digits, model=SMALL["mlp"], settings=settings, rounds=1)
         rows = finished.fed.participation.ledger.rows(1e-5)
-        return next(row for row in rows if row["release"] == "count_classes.counts")
+        return next(row for row in rows if row.release == "class_counts.count_classes.counts")
 
-    assert row()["proven"] == "none"
+    assert row().proven == "none"
     noisy = row(counts_epsilon=1.0)
-    assert (noisy["unit"], noisy["adjacency"]) == ("record", "add or remove one")
-    assert 0.9 < noisy["epsilon"] <= 1.0
+    assert (noisy.unit, noisy.adjacency) == ("record", "add or remove one")
+    assert 0.9 < noisy.epsilon <= 1.0
 
 
 def test_what_has_no_place_in_groups_is_refused(run_method: RunMethod, digits: FederatedData) -> None:
@@ -171,13 +172,13 @@ def test_what_has_no_place_in_groups_is_refused(run_method: RunMethod, digits: F
         ({"privacy": PrivacyConfig(updates="clipped")}, "nothing is summed up"),
         ({"privacy": PrivacyConfig(updates="dp_sgd")}, "it is for own examples"),
         ({"objective": "control_variates", "aggregator": "scaffold"}, "speaks with the server after every client"),
-        ({"after": {"name": "interior_points", "secure": True}}, "cannot ask the clients"),
+        ({"post_aggregation": {"name": "interior_points", "secure": True}}, "cannot ask the clients"),
     ):
         with pytest.raises(UserError, match=sentence):
             run_method("astraea", digits, model=SMALL["mlp"], settings=wrong)
 
 
-def test_what_is_not_an_image_can_only_be_trained_in_turn(run_method: RunMethod) -> None:
-    with pytest.raises(UserError, match="turns and shifts images"):
+def test_what_is_not_an_image_can_only_be_trained_on(run_method: RunMethod) -> None:
+    with pytest.raises(UserError, match="needs images of at least"):
         run_method("astraea", some_clients(6, 8))
     assert run_method("astraea", some_clients(6, 8), settings={"augment": False}).model

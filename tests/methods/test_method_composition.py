@@ -12,7 +12,8 @@ from federations import SMALL, Finished, farthest, same_bits, some_clients
 
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError, UserError
-from fedsynth.experiment.config import make_experiment, override
+from fedsynth.experiment.config import make_experiment
+from fedsynth.experiment.files import override
 
 RunMethod = Callable[..., Finished]
 
@@ -29,11 +30,14 @@ COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
     ("fedbn", {"objective": {"name": "contrastive", "mu": 1.0}}),
     ("finetune", {"aggregator": {"name": "mean", "weights": "equal"}}),
     ("median", {"objective": {"name": "proximal", "mu": 0.5}}),
-    ("scaffold", {"after": {"name": "interior_points", "steps": 2, "tune_epochs": 1}}),
-    ("krum", {"after": {"name": "zero_shot", "steps": 2, "per_class": 1}}),
+    ("scaffold", {"post_aggregation": {"name": "interior_points", "steps": 2, "tune_epochs": 1}}),
+    ("krum", {"post_aggregation": {"name": "zero_shot", "steps": 2, "per_class": 1}}),
     ("fedmix", {"local_data": {"name": "zero_shot", "steps": 2, "per_class": 1}}),
     ("logit_adjustment", {"local_data": {"name": "zero_shot", "steps": 2, "amounts": "missing"}}),
-    ("agg_enhance", {"after": {"name": "zero_shot", "steps": 2}, "local_data": {"name": "zero_shot", "steps": 2}}),
+    (
+        "agg_enhance",
+        {"post_aggregation": {"name": "zero_shot", "steps": 2}, "local_data": {"name": "zero_shot", "steps": 2}},
+    ),
 ]
 
 
@@ -79,12 +83,12 @@ SERVER_RULES: list[tuple[str, dict[str, Any]]] = [
 def test_feddpms_goes_with_every_server_rule(
     method: str, slots: dict[str, Any], digits: FederatedData, run_method: RunMethod
 ) -> None:
-    """Without synthesis it is that method, to the last bit: the auto-encoder stands beside the classifier."""
+    """Without synthesis it is that method, bit-identical: the auto-encoder stands beside the classifier."""
     train = {"model": SMALL["cnn"], "rounds": 3}
     off = run_method("feddpms", digits, settings={**slots, "synthetic": "none"}, **train)
     assert same_bits(off.model, run_method(method, digits, **train).model)
-    made = run_method("feddpms", digits, settings=slots, **train)
-    assert farthest(made.model, off.model) > 1e-6
+    with_synthesis = run_method("feddpms", digits, settings=slots, **train)
+    assert farthest(with_synthesis.model, off.model) > 1e-6
 
 
 ZERO_SHOT = {"steps": 2, "per_class": 1}
@@ -93,10 +97,14 @@ ZERO_SHOT = {"steps": 2, "per_class": 1}
 @pytest.mark.parametrize(
     ("slots", "method", "settings"),
     [
-        ({"after": {"name": "interior_points", "steps": 2}}, "agg_enhance", {"steps": 2}),
-        ({"after": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdas", ZERO_SHOT),
+        ({"post_aggregation": {"name": "interior_points", "steps": 2}}, "agg_enhance", {"steps": 2}),
+        ({"post_aggregation": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdas", ZERO_SHOT),
         ({"local_data": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdac", ZERO_SHOT),
-        ({slot: {"name": "zero_shot", **ZERO_SHOT} for slot in ("after", "local_data")}, "fed_zda", ZERO_SHOT),
+        (
+            {slot: {"name": "zero_shot", **ZERO_SHOT} for slot in ("post_aggregation", "local_data")},
+            "fed_zda",
+            ZERO_SHOT,
+        ),
     ],
 )
 def test_slots_of_synthetic_data_on_fedavg_are_the_methods(
@@ -108,7 +116,7 @@ def test_slots_of_synthetic_data_on_fedavg_are_the_methods(
 
 
 def test_slots_that_do_nothing_change_nothing(digits: FederatedData, run_method: RunMethod) -> None:
-    composed = run_method("fedprox", digits, settings={"after": "nothing", "local_data": "own"})
+    composed = run_method("fedprox", digits, settings={"post_aggregation": "nothing", "local_data": "own"})
     plain = run_method("fedprox", digits)
     assert same_bits(composed.model, plain.model)
     assert [set(ask.fields) for ask in composed.asks] == [set(ask.fields) for ask in plain.asks]
@@ -119,7 +127,7 @@ def test_median_of_fedprox_updates_by_hand(run_method: RunMethod) -> None:
     finished = run_method("fedprox", data, model=LINEAR, settings={"mu": 0.5, "aggregator": "median"}, rounds=1)
     sent = [theta(reply["model"]) for reply in finished.rounds()[0].replies.values()]
     assert close(theta(finished.model), np.median(sent, axis=0))
-    assert finished.rounds()[0].fields["rule"] == {"name": "proximal", "mu": 0.5}
+    assert finished.rounds()[0].fields["request"]["objective"] == {"name": "proximal", "mu": 0.5}
 
 
 WRONG: list[tuple[str, str]] = [
@@ -134,9 +142,12 @@ WRONG: list[tuple[str, str]] = [
     ("method.muu=0.1", 'method "fedprox" has no setting "muu". Did you mean "mu"?'),
     ("method.mu=-1", 'method "fedprox": mu = -1 cannot be used'),
     ("method.aggregator=3", "There is no aggregator"),
-    ("method.after=interior_point", 'There is no after "interior_point". Did you mean "interior_points"?'),
+    (
+        "method.post_aggregation=interior_point",
+        'There is no post_aggregation "interior_point". Did you mean "interior_points"?',
+    ),
     ("method.local_data=zeroshot", 'There is no local_data "zeroshot". Did you mean "zero_shot"?'),
-    ('method.after={name="zero_shot", per_clas=3}', 'no setting "per_clas". Did you mean "per_class"?'),
+    ('method.post_aggregation={name="zero_shot", per_clas=3}', 'no setting "per_clas". Did you mean "per_class"?'),
 ]
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedsynth.components.synthetic_store import KEPT
 from fedsynth.data.federated import FederatedData
 from fedsynth.methods.data_sharing import EXPOSED, ordered
 
@@ -19,7 +20,7 @@ RunMethod = Callable[..., Finished]
 
 
 def ask_of(finished: Finished, task: str) -> Ask:
-    (ask,) = [ask for ask in finished.asks if ask.task == task]
+    (ask,) = [ask for ask in finished.asks if ask.name == task]
     return ask
 
 
@@ -36,7 +37,7 @@ def test_orders_by_hand():
     table=arrays(np.int64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.integers(0, 60)),
     share=st.floats(0, 1),
 )
-def test_nobody_is_asked_for_more_than_it_has_and_classes_are_alike(table, share):
+def test_nobody_is_asked_for_more_than_it_has_and_classes_are_even(table, share):
     orders = np.stack(list(ordered({str(row): counts for row, counts in enumerate(table)}, share).values()))
     assert (orders >= 0).all()
     assert (orders <= table).all()
@@ -67,19 +68,19 @@ def test_each_client_gets_a_random_fifth_and_keeps_it(finished: Finished, digits
     assert set(kept.requests) == set(digits.clients)
     rows = []
     for client, request in kept.requests.items():
-        images = request["fields"]["images"]
+        images = request["fields"]["samples"]["images"]
         assert len(images) == round(0.2 * len(pool))
         found = (images[:, None] == pool[None]).flatten(2).all(2)
         assert found.any(1).all()
         rows.append(frozenset(found.float().argmax(1).tolist()))
-        assert torch.equal(finished.state(client)["made"]["images"], images)  # not rounded
+        assert torch.equal(finished.state(client)[KEPT]["images"], images)  # not rounded
     assert len(set(rows)) > 1
 
 
 def test_clients_train_on_their_part(finished: Finished, digits: FederatedData) -> None:
     for ask in finished.rounds():
         for client, reply in ask.replies.items():
-            size = digits.train_size(client) + len(finished.state(client)["made"]["labels"])
+            size = digits.train_size(client) + len(finished.state(client)[KEPT]["labels"])
             assert reply["steps"] == -(-size // 16)
 
 
@@ -91,15 +92,15 @@ def test_without_a_share_or_a_part_it_is_fedavg_and_nothing_is_asked(
     for off in ({"share": 0}, {"part": 0}):
         other = run_method("data_sharing", digits, settings=off, **common)
         assert same_bits(other.model, plain.model)
-        assert {ask.task for ask in other.asks} == {"train"}
+        assert {ask.name for ask in other.asks} == {"train"}
         assert EXPOSED not in other.fed.participation.notes
 
 
 def test_the_record_says_that_real_images_left_unprotected(finished: Finished) -> None:
     assert EXPOSED in finished.fed.participation.notes
     ledger = finished.fed.participation.ledger
-    rows = {row["release"]: row for row in ledger.rows(1e-5) if row["kind"] == "release"}
-    assert rows["contribute.images"]["proven"] == rows["count_classes.counts"]["proven"] == "none"
+    rows = {row.release: row for row in ledger.rows(1e-5) if row.kind == "release"}
+    assert rows["data_sharing.contribute.images"].proven == rows["class_counts.count_classes.counts"].proven == "none"
     said = " ".join(ledger.words(1e-5))
     assert "No differential privacy" in said
     assert "real images (examples) of its training data, as they are" in said
@@ -114,7 +115,7 @@ def test_a_class_too_rare_for_its_share_is_told(run_method: RunMethod) -> None:
     few = Clients({c: (x[:4], np.arange(4)) for c in "ab"}, classes=4)
     finished = run_method("data_sharing", few, model=SMALL["mlp"])
     assert any("Nothing was shared" in note for note in finished.fed.participation.notes)
-    assert {ask.task for ask in finished.asks} == {"count_classes", "train"}
+    assert {ask.name for ask in finished.asks} == {"count_classes", "train"}
 
 
 def test_it_also_works_for_what_is_no_image_and_for_bytes(run_method: RunMethod) -> None:

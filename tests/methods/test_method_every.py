@@ -21,7 +21,7 @@ from fedsynth.learning.models import ModelSpec
 RunMethod = Callable[..., Finished]
 
 UPDATE = {"train": {"model", "examples", "loss", "steps", "extra"}}
-HANDED_ON = {"count_classes": {"counts"}, "train_gan_visit": {"gan", "moments", "losses"}, "fill_shortage": set()}
+HANDED_ON = {"count_classes": {"counts"}, "train_gan_visit": {"gan", "moments", "losses"}, "top_up": set()}
 GANDALF = ["gandalf", "private_fl_gan", "sda_fl", "feddpgan"]
 LEAVES: dict[str, dict[str, set[str]]] = {
     "fedmix": UPDATE | {"average_images": {"images", "labels"}, "keep_averages": set()},
@@ -33,8 +33,8 @@ LEAVES: dict[str, dict[str, set[str]]] = {
 }
 """What leaves the clients, by task; FedAvg's update where nothing is said."""
 
-EXTRA: dict[str, set[str]] = {"scaffold": {"control_change"}, "qffl": {"loss_before"}}
-"""What the local objective adds to the update."""
+EXTRA = ("scaffold", "qffl")
+"""Methods whose local objective adds something to the update."""
 
 BASELINES = [
     *(
@@ -119,32 +119,40 @@ def crossing(finished: Finished) -> list[Ask]:
     return [ask for ask in finished.asks if not any(client.startswith("@") for client in ask.requests)]
 
 
+def added(method: str, model: dict[str, torch.Tensor]) -> set[str]:
+    """What the local objective adds to the update: SCAFFOLD's the change of a control variate for every weight."""
+    if method == "scaffold":
+        return {name for name in model if "running_" not in name and "num_batches" not in name}
+    return {"loss_before"} if method == "qffl" else set()
+
+
 def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) -> None:
     """The replies' bytes hold the declared fields and nothing else; the ledger names what was not empty."""
     declared = LEAVES.get(method, UPDATE)
-    asks = [ask for ask in crossing(finished) if ask.task != "score"]
-    assert {ask.task for ask in asks} == set(declared)
+    asks = [ask for ask in crossing(finished) if ask.name != "score"]
+    assert {ask.name for ask in asks} == set(declared)
     for ask in asks:
-        assert set(find_task(ask.task).leaves()) == declared[ask.task]
+        assert set(find_task(ask.task).leaves()) == declared[ask.name]
         for answer in ask.answers.values():
             assert set(answer) == {"ok", "fields", "state", "guarantees", "epochs", "seconds"}
-            assert set(answer["fields"]) == declared[ask.task]
-            if ask.task == "train":
-                assert set(answer["fields"]["extra"]) == EXTRA.get(method, set())
+            assert set(answer["fields"]) == declared[ask.name]
+            if ask.name == "train":
+                assert set(answer["fields"]["extra"]) == added(method, finished.model)
                 assert set(answer["fields"]["model"]) <= set(finished.model)
-    times = {task: sum(len(ask.requests) for ask in asks if ask.task == task) for task in declared}
+    tasks = {ask.name: ask.task for ask in asks}
+    times = {task: sum(len(ask.requests) for ask in asks if ask.name == task) for task in declared}
     record = finished.fed.participation.ledger.rows(1e-5)
     counts: Counter[str] = Counter()
     for row in record:
-        if row["kind"] == "release" and not row["evaluation"]:
-            counts[row["release"]] += row["times"] * len(row["clients"])
+        if row.kind == "release" and not row.evaluation:
+            counts[row.release] += row.times * len(row.clients)
     assert counts == {
-        f"{task}.{field}": times[task]
+        f"{tasks[task]}.{field}": times[task]
         for task, fields in declared.items()
         for field in fields
         if (field != "extra" or method in EXTRA) and (field != "moments" or method != "feddpgan")
     }
-    assert all(row["what"] for row in record)
+    assert all(row.what for row in record)
 
 
 @pytest.mark.parametrize("method", [*(name for name in BASELINES if name not in SENDS_IMAGES), *SYNTHETIC])
@@ -171,12 +179,12 @@ def test_partial_participation_asks_only_those_sampled(method: str, few: Federat
     finished = run_method(method, few, model=model_for(method), settings=settings, fraction=0.6)
     trained: dict[int, set[str]] = {}
     for ask in finished.asks:
-        if ask.task == "train" and method != "centralised":
+        if ask.name == "train" and method != "centralised":
             trained.setdefault(ask.round, set()).update(ask.requests)
-        elif ask.task == "train":
+        elif ask.name == "train":
             assert set(ask.requests) == {"*"}
-        elif ask.task == "train_alone":  # costs nobody a message: everybody trains
+        elif ask.name == "train_alone":  # costs nobody a message: everybody trains
             assert set(ask.requests) == set(few.clients)
-        elif ask.task == "invert_model":
+        elif ask.name == "invert_model":
             assert len(ask.requests) == 3
     assert all(len(clients) == 3 for clients in trained.values())

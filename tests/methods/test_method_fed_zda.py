@@ -1,4 +1,4 @@
-"""Fed-ZDA: what leaves, how much of which class is made, its controls, and what it refuses."""
+"""Fed-ZDA: what leaves, how much of which class is synthesised, its controls, and what it refuses."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import fedsynth
 from fedsynth.components.ablations import stand_ins
+from fedsynth.components.samples import Samples
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.learning.models import build_model
@@ -34,7 +35,7 @@ WORDS = (
 
 
 def asked(done: Finished, task: str) -> list[Ask]:
-    return [ask for ask in done.asks if ask.task == task]
+    return [ask for ask in done.asks if ask.name == task]
 
 
 def pictures(*shares: dict[int, int], classes: int = 4) -> Clients:
@@ -53,10 +54,14 @@ SKEWED = ({0: 20, 1: 8}, {2: 10, 3: 10})
 
 
 def somebody(y: np.ndarray, classes: int) -> Any:
-    """As much of a client as the making of images needs."""
+    """As much of a client as synthesis needs."""
     data = Clients({"a": (np.zeros((len(y), 1, 8, 8), np.float32), y)}, classes)
     return SimpleNamespace(
-        data=data.client("a"), schema=data.schema, device="cpu", rng=lambda purpose: generator(0, purpose, "a", 1)
+        data=data.client("a"),
+        schema=data.schema,
+        device="cpu",
+        rng=lambda purpose: generator(0, purpose, "a", 1),
+        class_counts=lambda: data.train["a"].counts(classes),
     )
 
 
@@ -67,11 +72,11 @@ def somebody(y: np.ndarray, classes: int) -> Any:
 def test_what_leaves_a_client_is_what_leaves_in_fedavg(
     method: str, digits: FederatedData, run_method: RunMethod
 ) -> None:
-    plain = run_method("fedavg", digits, **TINY)
+    plain = run_method("fedavg", digits, settings={"local_data": "own"}, **TINY)  # in the loop
     done = run_method(method, digits, settings=QUICK, **TINY)
     assert farthest(done.model, plain.model) > 1e-6
     crossed = [ask for ask in done.asks if not any(client.startswith("@") for client in ask.requests)]
-    assert [ask.task for ask in crossed] == ["train", "train"]
+    assert [ask.name for ask in crossed] == ["train", "train"]
     for ask, other in zip(crossed, plain.asks, strict=True):
         for client, reply in ask.replies.items():
             as_ever = other.replies[client]
@@ -121,7 +126,7 @@ def test_stored_statistics_can_stay_those_of_the_clients(digits: FederatedData, 
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_client_that_trained_on_made_images_sends_the_statistics_of_its_own(
+def test_a_client_that_trained_on_synthetic_images_sends_the_statistics_of_its_own(
     own: bool, digits: FederatedData, run_method: RunMethod
 ) -> None:
     done = run_method("fed_zdac", digits, settings=QUICK | {"keep_statistics": own}, **TINY)
@@ -140,13 +145,13 @@ def test_a_client_that_trained_on_made_images_sends_the_statistics_of_its_own(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=6).filter(sum))
-def test_clients_make_none_of_what_they_have_in_plenty(counts: list[int]) -> None:
+def test_clients_synthesise_none_of_what_they_have_in_plenty(counts: list[int]) -> None:
     y = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
     rule = ZeroShotData(amounts="missing", per_class=3, images="noise")
     client = somebody(y, len(counts))
     x = torch.from_numpy(client.data.train.x)
     net = build_model(SMALL["zda_cnn"], (1, 8, 8), len(counts), seed=0)
-    images, labels = rule.examples(client, net, x, torch.from_numpy(y), {})
+    images, labels = rule.examples(client, net, x, torch.from_numpy(y), None)
     assert len(images) == len(labels)
     assert torch.equal(labels[: len(y)], torch.from_numpy(y))
     made = labels[len(y) :].bincount(minlength=len(counts)).numpy()
@@ -160,7 +165,7 @@ def test_balanced_is_as_many_of_each(digits: FederatedData, run_method: RunMetho
     client = somebody(y, 4)
     net = build_model(SMALL["zda_cnn"], (1, 8, 8), 4, seed=0)
     rule = ZeroShotData(**QUICK)
-    images, labels = rule.examples(client, net, torch.from_numpy(client.data.train.x), torch.from_numpy(y), {})
+    images, labels = rule.examples(client, net, torch.from_numpy(client.data.train.x), torch.from_numpy(y), None)
     assert labels[7:].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert images.shape == (15, 1, 8, 8)
     assert net.training, "the network is ready to be trained"
@@ -174,7 +179,7 @@ def test_the_server_keeps_at_least_one_of_each_class(run_method: RunMethod) -> N
         assert (counts >= 1).all()
         assert counts.max() == 12, "the class that is known least has all"
         assert counts.min() < 12
-    asks = asked(done, "judge_images")
+    asks = asked(done, "classify_images")
     assert [list(ask.requests) for ask in asks] == [["@average"]] * 2
 
 
@@ -192,24 +197,24 @@ def test_a_share_of_the_rows_is_spread_over_them(rows: int, share: float) -> Non
 
 def test_controls_have_the_same_labels_and_number(run_method: RunMethod) -> None:
     at_server, at_clients = {}, {}
-    for kind in ("made", "noise", "real"):
+    for kind in ("synthetic", "noise", "real"):
         settings = QUICK | {"images": kind}
         done = run_method("fed_zda", pictures(*SKEWED), settings=settings, **TINY)
         at_server[kind] = [ask.fields["labels"] for ask in asked(done, "tune_model")]
         at_clients[kind] = [[reply["steps"] for reply in ask.replies.values()] for ask in done.rounds()]
-        assert bool(asked(done, "invert_model")) == (kind == "made")
+        assert bool(asked(done, "invert_model")) == (kind == "synthetic")
         assert ("control, not a method" in " ".join(done.fed.participation.notes)) == (kind == "real")
     for kind in ("noise", "real"):
-        assert all(torch.equal(a, b) for a, b in zip(at_server["made"], at_server[kind], strict=True))
-        assert at_clients["made"] == at_clients[kind]
+        assert all(torch.equal(a, b) for a, b in zip(at_server["synthetic"], at_server[kind], strict=True))
+        assert at_clients["synthetic"] == at_clients[kind]
 
 
 def test_real_images_are_of_the_wanted_class_and_noise_is_the_start() -> None:
     rng, labels = np.random.default_rng(0), torch.tensor([1, 3, 3, 2])
-    real = {"images": torch.arange(4.0).reshape(4, 1, 1, 1), "labels": torch.tensor([3, 1, 0, 3])}
+    real = Samples(images=torch.arange(4.0).reshape(4, 1, 1, 1), labels=torch.tensor([3, 1, 0, 3]))
     noise = torch.full((4, 1, 1, 1), 9.0)
-    assert stand_ins("made", labels, noise, {}, rng) is None
-    assert torch.equal(stand_ins("noise", labels, noise, {}, rng), noise)
+    assert stand_ins("synthetic", labels, noise, None, rng) is None
+    assert torch.equal(stand_ins("noise", labels, noise, None, rng), noise)
     images = stand_ins("real", labels, noise, real, rng).flatten().tolist()
     assert images[0] == 1
     assert set(images[1:3]) <= {0.0, 3.0}
@@ -226,7 +231,7 @@ def test_a_model_without_batch_norm_is_refused_and_leaves_no_folder(method: str,
     assert not list((tmp_path / "runs").iterdir())
 
 
-@pytest.mark.parametrize("slot", ["after", "local_data"])
+@pytest.mark.parametrize("slot", ["post_aggregation", "local_data"])
 def test_on_another_method_too(slot: str, digits: FederatedData, run_method: RunMethod) -> None:
     settings = {slot: {"name": "zero_shot", **QUICK}}
     with pytest.raises(ConfigError, match='model.norm = "batch"'):
@@ -236,8 +241,12 @@ def test_on_another_method_too(slot: str, digits: FederatedData, run_method: Run
 
 
 def test_tuning_needs_whole_models(digits: FederatedData, run_method: RunMethod) -> None:
-    with pytest.raises(ConfigError, match=r'after = "zero_shot" needs whole models, but BatchNorm\'s running'):
+    with pytest.raises(
+        ConfigError, match=r'post_aggregation = "zero_shot" needs whole models, but BatchNorm\'s running'
+    ):
         run_method("fed_zdas", digits, norm_buffers="local", **TINY)
-    with pytest.raises(ConfigError, match='after = "interior_points" needs whole models, but normalisation layers'):
-        run_method("fedbn", digits, settings={"after": "interior_points"}, **TINY)
+    with pytest.raises(
+        ConfigError, match='post_aggregation = "interior_points" needs whole models, but normalisation layers'
+    ):
+        run_method("fedbn", digits, settings={"post_aggregation": "interior_points"}, **TINY)
     assert run_method("fed_zdac", digits, settings=QUICK, norm_buffers="local", **TINY).model

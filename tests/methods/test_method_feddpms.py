@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsynth.components.ablations import stand_ins
+from fedsynth.components.samples import Samples
 from fedsynth.errors import UserError
+from fedsynth.federation import Federation, State
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.tasks import find_task
 from fedsynth.methods.feddpms import FedDpmsConfig
-from fedsynth.methods.feddpms.augmenting import shortage
-from fedsynth.methods.feddpms.autoencoding import DECODER, LATENT
 from fedsynth.privacy import PrivacyConfig
+from fedsynth.synthesis.vae_classifier import DECODER, LATENT
 
 PAPER = {"form": "published", "classes": 2, "sigma": 0.3, "quota": 6}
 OURS = {"quota": 6, "filter": "none"}
@@ -41,7 +43,7 @@ SKEWED = ({0: 30, 1: 20}, {2: 25, 3: 25}, {1: 20, 2: 40, 3: 4})
 
 
 def asked(done: Finished, task: str) -> list:
-    return [ask for ask in done.asks if ask.task == task]
+    return [ask for ask in done.asks if ask.name == task]
 
 
 @pytest.mark.parametrize("model", ["cnn", "zda_cnn", "mlp"])
@@ -129,9 +131,9 @@ def test_the_published_matching_serves_what_is_scarce(run_method):
 
 def test_the_calibrated_release_comes_before_the_first_secondary_training(run_method):
     done = run_method("feddpms", pictures(*SKEWED), model=SMALL["cnn"], settings=OURS, rounds=5)
-    assert [ask.task for ask in done.asks] == ["train_vae"] * 2 + ["share_statistics"] + ["train_augmented"] * 3
+    assert [ask.name for ask in done.asks] == ["train_vae"] * 2 + ["share_statistics"] + ["train_augmented"] * 3
     first = asked(done, "train_augmented")[0]
-    assert all(request["fields"]["order"]["kind"] == "latents" for request in first.requests.values())
+    assert all(request["fields"]["order"]["latents"] is not None for request in first.requests.values())
     assert all(reply["examples"] > 50 for reply in first.replies.values())
     (shared,) = asked(done, "share_statistics")
     assert all(reply["statistics"].shape == (4, 32 + 1 + 32) for reply in shared.replies.values())
@@ -167,17 +169,16 @@ def test_in_any_federation_sharing_and_benefiting_happen_once_and_only_the_decla
     for ask in done.asks:
         for client, fields in ask.replies.items():
             assert set(fields) == set(find_task(ask.task).leaves())
-            if fields.get("means") is not None or ask.task == "share_statistics":
+            if fields.get("means") is not None or ask.name == "share_statistics":
                 shared.append(client)
-        if ask.task == "train_augmented":
+        if ask.name == "train_augmented":
             benefited += [c for c, r in ask.requests.items() if r["fields"]["order"] is not None]
             supplied += [c for c, r in ask.requests.items() if r["fields"]["decoder"]]
     for clients in (shared, benefited, supplied):
         assert len(clients) == len(set(clients))
     assert paper or not asked(done, "name_scarce_classes")
-    assert set(done.fed.participation.bytes_up) <= {
-        "train_vae", "train_augmented", "share_statistics", "name_scarce_classes"
-    }  # fmt: skip
+    tasks = ("train_vae", "train_augmented", "share_statistics", "name_scarce_classes")
+    assert set(done.fed.participation.bytes_up) <= {f"feddpms.clients.{task}" for task in tasks}
 
 
 def test_bytes_agree_with_the_papers_overheads(run_method):
@@ -191,26 +192,24 @@ def test_bytes_agree_with_the_papers_overheads(run_method):
     theta = sum(t.numel() for t in full.model.values())
     decoder = sum(t.numel() for n, t in asked(full, "train_vae")[-1].replies["a"]["model"].items() if DECODER in n)
     r1 = alpha * n * latent / theta
-    up = moved.bytes_up["train_augmented"] - base.bytes_up["train_augmented"]
+    secondary = "feddpms.clients.train_augmented"
+    up = moved.bytes_up[secondary] - base.bytes_up[secondary]
     assert up == pytest.approx(4 * r1 * theta * 4, rel=0.12)  # four clients, four bytes; labels and names are extra
     # eq. 7 and 8 with ν = 1: every client is served once, so E = k.
     heads = sum(t.numel() for n, t in asked(full, "train_vae")[0].replies["a"]["model"].items() if LATENT in n)
-    down = moved.bytes_down["train_augmented"] - base.bytes_down["train_augmented"]
+    down = moved.bytes_down[secondary] - base.bytes_down[secondary]
     assert down == pytest.approx(4 * 4 * (r1 * theta + decoder + heads), rel=0.12)
 
 
 @pytest.mark.parametrize(("nu", "later"), [(0.2, 4), (0.5, 3), (1.0, 6)])
 def test_expected_downloads_of_the_decoder_are_those_of_equation_8(run_method, nu, later):
     """E = (1 − (1−ν)^(T−T_p)) / ν · k, counted over many draws of clients as the server makes them."""
-    from fedsynth.federation import Federation
-
     clients = [f"{k:02d}" for k in range(20)]
     served = []
     for seed in range(200):
-        fed = Federation(None, clients, None, seed)  # type: ignore[arg-type]
+        fed = Federation(SimpleNamespace(clock=0.0), clients, None, seed)  # type: ignore[arg-type]
         seen: set[str] = set()
-        for _ in range(later):
-            fed.round += 1
+        for _ in fed.rounds("secondary", later, State()):
             seen |= set(fed.sample(nu))
         served.append(len(seen))
     expected = (1 - (1 - nu) ** later) / nu * nu * len(clients)
@@ -227,9 +226,9 @@ def test_controls_have_the_same_labels_and_number(run_method):
     assert sizes["decoded"] == sizes["noise"] == sizes["real"]
     rng = np.random.default_rng(0)
     labels = torch.tensor([1, 3, 3])
-    real = {"images": torch.arange(4.0).reshape(4, 1, 1, 1), "labels": torch.tensor([3, 1, 0, 3])}
+    real = Samples(images=torch.arange(4.0).reshape(4, 1, 1, 1), labels=torch.tensor([3, 1, 0, 3]))
     noise = torch.rand(3, 1, 1, 1)
-    assert stand_ins("decoded", labels, noise, {}, rng) is None
+    assert stand_ins("decoded", labels, noise, None, rng) is None
     found = stand_ins("real", labels, noise, real, rng)
     assert found is not None
     assert found[0].item() == 1
@@ -295,13 +294,6 @@ def test_nothing_usable_is_a_note_and_not_an_error(run_method):
     hopeless = PAPER | {"sigma": 1e6, "tries": 1, "quota": 300}
     done = run_method("feddpms", pictures(*SKEWED), model=SMALL["cnn"], settings=hopeless, rounds=5)
     assert any("fewer usable noisy means" in note for note in done.fed.participation.notes)
-
-
-def test_shortage():
-    counts = np.array([0, 10, 2, 28])
-    assert shortage(counts, "auto", "even").tolist() == [10, 0, 8, 0]
-    assert shortage(counts, 1, 5).tolist() == [5, 0, 0, 0]
-    assert shortage(counts, 3, "even").tolist() == [10, 0, 8, 0]
 
 
 def test_vectors_and_pixels_out_of_range_are_refused(run_method):

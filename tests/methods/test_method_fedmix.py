@@ -16,7 +16,7 @@ from fedsynth.seeding import generator
 
 
 def ask_of(finished: Finished, task: str) -> Ask:
-    (ask,) = [ask for ask in finished.asks if ask.task == task]
+    (ask,) = [ask for ask in finished.asks if ask.name == task]
     return ask
 
 
@@ -54,7 +54,7 @@ def test_who_has_one_image_sends_none_and_the_others_train_on(run_method: Callab
 def test_where_nobody_can_send_averages_clients_train_as_in_fedavg(run_method: Callable[..., Finished]) -> None:
     data = some_clients(1, 1)
     finished = run_method("fedmix", data, model=LINEAR, settings={"ratio": 0.2})
-    assert [ask.task for ask in finished.asks[:2]] == ["average_images", "train"]
+    assert [ask.name for ask in finished.asks[:2]] == ["average_images", "train"]
     assert same_bits(finished.model, run_method("fedavg", data, model=LINEAR).model)
     assert any("No client has two images" in note for note in finished.fed.participation.notes)
 
@@ -122,5 +122,5 @@ def test_a_round_by_hand(run_method: Callable[..., Finished]) -> None:
 def test_blended_images_are_entered_as_unprotected_releases(run_method: Callable[..., Finished]) -> None:
     finished = run_method("fedmix", some_clients(6, 8), model=LINEAR)
     rows = finished.fed.participation.ledger.rows(1e-5)
-    [row] = [row for row in rows if row["release"] == "average_images.images"]
-    assert (row["clients"], row["times"], row["proven"]) == (["a", "b"], 1, "none")
+    [row] = [row for row in rows if row.release == "fedmix.average_images.images"]
+    assert (row.clients, row.times, row.proven) == (["a", "b"], 1, "none")

@@ -13,12 +13,14 @@ import pytest
 import torch
 from federations import SMALL, Clients, Finished, same_bits
 
-from fedsynth.components.sequential import MediatedConfig, mediated_loop
+from fedsynth.components.sequential import SequentialConfig, SequentialLoop
 from fedsynth.components.settings import TrainConfig
+from fedsynth.components.synthetic_store import KEPT
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import UserError
 from fedsynth.federation import Client, Policy, Reply, leaves, task
 from fedsynth.federation.methods import find_method
+from fedsynth.learning.grouping import choose_generators
 from fedsynth.methods.gandalf.handoff import flat
 from fedsynth.methods.gandalf.settings import GandalfConfig
 from fedsynth.privacy import PrivacyConfig, ledger_words
@@ -44,17 +46,17 @@ TWO_KINDS = ({0: 12, 1: 8}, {2: 10, 3: 10}, {0: 6, 1: 14}, {2: 9, 3: 12})
 
 
 def asked(done: Finished, task: str) -> list:
-    return [ask for ask in done.asks if ask.task == task]
+    return [ask for ask in done.asks if ask.name == task]
 
 
 def orders(done: Finished) -> dict[str, dict[str, Any]]:
-    """What each client was sent to fill up with."""
-    return {client: r["fields"] for ask in asked(done, "fill_shortage") for client, r in ask.requests.items()}
+    """What each client was sent to top up with."""
+    return {client: r["fields"] for ask in asked(done, "top_up") for client, r in ask.requests.items()}
 
 
 @pytest.mark.parametrize("model", ["cnn", "zda_cnn", "mlp"])
 @pytest.mark.parametrize("order", ["least_completed", "fixed"])
-def test_with_a_mediator_for_each_and_nothing_made_it_is_fedavg(run_method, digits, model, order):
+def test_with_a_mediator_for_each_and_nothing_synthetic_it_is_fedavg(run_method, digits, model, order):
     common = {"model": SMALL[model], "rounds": 3, "fraction": 0.6, "momentum": 0.5}
     plain = run_method("fedavg", digits, **common)
     settings = {"synthetic": "none", "static": False, "mediators": 5, "order": order}
@@ -62,7 +64,7 @@ def test_with_a_mediator_for_each_and_nothing_made_it_is_fedavg(run_method, digi
     assert same_bits(run_method("gandalf", digits, settings=settings | {"tau": 0.0}, **common).model, plain.model)
 
 
-def test_one_mediator_is_training_in_turn(run_method):
+def test_one_mediator_is_sequential_training(run_method):
     data = pictures(*TWO_KINDS)
     done = run_method(
         "gandalf", data, model=SMALL["mlp"], rounds=1, settings={"synthetic": "none", "static": False, "mediators": 1}
@@ -75,7 +77,7 @@ def test_one_mediator_is_training_in_turn(run_method):
         assert same_bits(reply["model"], request["fields"]["model"])
 
 
-def test_alike_clients_hand_their_gan_around_among_themselves(run_method):
+def test_similar_clients_hand_their_gan_around_among_themselves(run_method):
     done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=EXACT | {"gan_steps": 8}, rounds=1)
     visits = asked(done, "train_gan_visit")
     assert [set(ask.requests) & {"a", "c"} != set() for ask in visits] == [True] * 4
@@ -96,21 +98,21 @@ def test_moments_stay_behind_where_they_do_not_travel(run_method):
     assert all(not reply["moments"] for ask in asked(done, "train_gan_visit") for reply in ask.replies.values())
 
 
-def test_a_client_fills_up_every_class_it_lacks_from_those_who_know_it(run_method):
+def test_a_client_tops_up_every_class_it_lacks_from_those_who_know_it(run_method):
     done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=EXACT, rounds=1)
     for client, order in orders(done).items():
         assert len(order["generators"]["weights"]) == 2, client
         known = np.array(order["generators"]["known"])
         assert known.sum(axis=0).tolist() == [1, 1, 1, 1]
         assert all(name.startswith("generator.") for weights in order["generators"]["weights"] for name in weights)
-    assert made(done)["a"] == {1: 4, 2: 12, 3: 12}
-    assert made(done)["b"] == {0: 10, 1: 10}
+    assert kept(done)["a"] == {1: 4, 2: 12, 3: 12}
+    assert kept(done)["b"] == {0: 10, 1: 10}
 
 
-def made(done: Finished) -> dict[str, dict[int, int]]:
+def kept(done: Finished) -> dict[str, dict[int, int]]:
     """How many of each class each client keeps beside its own."""
-    kept = {client: done.state(client).get("made") for client in done.fed._versions}
-    return {c: dict(sorted(Counter(k["labels"].tolist()).items())) for c, k in kept.items() if k is not None}
+    states = {client: done.state(client).get(KEPT) for client in done.fed._versions}
+    return {c: dict(sorted(Counter(s["labels"].tolist()).items())) for c, s in states.items() if s is not None}
 
 
 def test_a_run_records_its_groups_and_what_its_gans_know(run_method):
@@ -121,19 +123,19 @@ def test_a_run_records_its_groups_and_what_its_gans_know(run_method):
     assert all(0 < row[4] <= row[3] for row in records["GANs"]["rows"])
 
 
-def test_tau_makes_a_share_of_it(run_method):
+def test_tau_generates_a_share_of_it(run_method):
     done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=EXACT | {"tau": 0.5}, rounds=1)
-    assert made(done)["a"] == {1: 2, 2: 6, 3: 6}
+    assert kept(done)["a"] == {1: 2, 2: 6, 3: 6}
 
 
-def test_a_class_that_nobody_has_is_never_made(run_method):
+def test_a_class_that_nobody_has_is_never_generated(run_method):
     data = pictures(*TWO_KINDS, classes=6)
     for labeller in ("conditional", "federated"):
         settings = EXACT | {"labeller": labeller, "labeller_rounds": 1, "static": False}
         done = run_method("gandalf", data, model=SMALL["mlp"], settings=settings, rounds=1)
         if labeller == "conditional":
-            assert all({4, 5}.isdisjoint(classes) for classes in made(done).values())
-            assert made(done)["a"] == {1: 4, 2: 12, 3: 12}
+            assert all({4, 5}.isdisjoint(classes) for classes in kept(done).values())
+            assert kept(done)["a"] == {1: 4, 2: 12, 3: 12}
 
 
 def test_what_no_gan_knows_is_copied_at_most_twice(run_method):
@@ -142,19 +144,19 @@ def test_what_no_gan_knows_is_copied_at_most_twice(run_method):
     done = run_method("gandalf", data, model=SMALL["mlp"], settings=QUICK | {"counts_epsilon": 1.0}, rounds=1)
     for order in orders(done).values():
         assert not np.array(order["generators"]["known"])[:, 1].any()
-    assert made(done)["a"][1] == 6
+    assert kept(done)["a"][1] == 6
     without = run_method("gandalf", data, model=SMALL["mlp"], settings=QUICK | {"static": False}, rounds=1)
-    assert 1 not in made(without)["a"]
+    assert 1 not in kept(without)["a"]
 
 
 def test_a_labeller_labels_and_no_class_gets_more_than_it_lacks(run_method):
     settings = EXACT | {"labeller": "federated", "labeller_rounds": 2, "static": False}
     done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=settings, rounds=1)
     lacking = {"a": {1: 4, 2: 12, 3: 12}, "b": {0: 10, 1: 10}, "c": {0: 8, 2: 14, 3: 14}, "d": {0: 12, 1: 12, 2: 3}}
-    for client, counts in made(done).items():
+    for client, counts in kept(done).items():
         assert all(number <= lacking[client].get(label, 0) for label, number in counts.items())
     visit = asked(done, "train_gan_visit")[0]
-    assert not next(iter(visit.requests.values()))["fields"]["spec"]["conditional"]
+    assert not next(iter(visit.requests.values()))["fields"]["visit"]["spec"]["conditional"]
     assert orders(done)["a"]["how"]["labeller"]
 
 
@@ -189,7 +191,7 @@ def test_more_generators_than_there_are_gives_all_and_one_gives_the_farthest(run
     assert np.array(orders(done)["a"]["generators"]["known"]).tolist() == [[False, False, True, True]]
 
 
-def test_controls_put_something_else_in_the_place_of_made_images(run_method):
+def test_controls_put_something_else_in_the_place_of_synthetic_images(run_method):
     data = pictures(*TWO_KINDS)
     runs = {
         kind: run_method(
@@ -197,12 +199,12 @@ def test_controls_put_something_else_in_the_place_of_made_images(run_method):
         )
         for kind in ("generated", "noise", "real")
     }
-    assert made(runs["generated"]) == made(runs["noise"]) == made(runs["real"])
-    kept = runs["real"].state("a")["made"]
-    images, labels = kept["images"].float() / 255, kept["labels"]
+    assert kept(runs["generated"]) == kept(runs["noise"]) == kept(runs["real"])
+    real = runs["real"].state("a")[KEPT]
+    images, labels = real["images"].float() / 255, real["labels"]
     bright = images[torch.arange(len(labels)), 0, labels].mean(1)
     assert (bright > 0.6).all()  # they are real images of their classes
-    noise = runs["noise"].state("a")["made"]["images"].float() / 255
+    noise = runs["noise"].state("a")[KEPT]["images"].float() / 255
     assert 0.45 < noise.mean() < 0.55
 
 
@@ -212,12 +214,13 @@ def test_controls_put_something_else_in_the_place_of_made_images(run_method):
 def test_a_client_that_dies_with_the_weights_costs_its_own_visit_alone(federate):
     """Every hand-off of client 1 breaks: the others go on from the latest weights, and nobody trains twice on one."""
     settings = {"order": "least_completed", "mediators": 1, "mediator_epochs": 1}
-    cfg = MediatedConfig(train=TrainConfig(rounds=1, local_epochs=1), model=SMALL["mlp"], **settings)
+    cfg = SequentialConfig(train=TrainConfig(rounds=1, local_epochs=1), model=SMALL["mlp"], **settings)
     faults = FaultConfig(outages={"1": [(0.0, 1e9)]}, delay=1.0)
     fed = federate(policy=LENIENT, faults=faults)
-    state = mediated_loop(fed, cfg, [list(fed.clients)])
-    assert state.completed["0"] + state.completed["2"] + state.completed["3"] == 4  # others made up for it
-    assert "1" not in state.completed
+    loop = SequentialLoop(fed, cfg)
+    loop.run([list(fed.clients)])
+    assert sum(loop.completed[client] for client in ("0", "2", "3")) == 4  # others made up for it
+    assert "1" not in loop.completed
     assert fed.participation.failed == 2  # the cap
 
 
@@ -237,7 +240,7 @@ def gd_pass_on(client: Client, passed: list[str], victim: str, flag: str) -> Pas
 
 
 def test_a_worker_that_is_killed_mid_hand_off_loses_nothing(federate, tmp_path):
-    order = MediatedConfig(cap=2).route(["0", "1", "2", "3"], 4, {})
+    order = SequentialConfig(cap=2).route(["0", "1", "2", "3"], 4, {})
     fed = federate(workers=2, policy=LENIENT)
     start = {"passed": [], "victim": "1", "flag": str(tmp_path / "died")}
     [bag] = fed.relay(gd_pass_on, start, [order])
@@ -311,9 +314,9 @@ def test_the_gans_are_calibrated_to_an_epsilon_of_their_own(run_method, name, or
     done = run_method(name, data, model=SMALL["mlp"], settings=settings, rounds=1)
     spent = defaultdict(list)
     for row in done.fed.participation.ledger.rows(privacy.delta):
-        spent[row["release"]].append(row["epsilon"])
-    assert 1.5 < max(spent["train_gan_visit.gan"]) <= 2.0
-    assert max(spent["train.model"]) <= 4.0
+        spent[row.release].append(row.epsilon)
+    assert 1.5 < max(spent["gandalf.clients.train_gan_visit.gan"]) <= 2.0
+    assert max(spent["local_training.train.model"]) <= 4.0
     assert max(spent["all"]) < 6.0, "less than the sum: releases are composed"
     *_, last, seed = ledger_words(done.fed.participation.ledger.rows(privacy.delta))
     assert "do not know the seed" in seed
@@ -354,6 +357,21 @@ def test_what_has_no_meaning_in_a_chain_is_refused(run_method, digits):
         )
     with pytest.raises(UserError, match="remove method.local_data"):
         run_method("gandalf", digits, model=SMALL["mlp"], settings=EXACT | {"local_data": "kept"})
+
+
+def test_generators_of_what_the_client_lacks_are_chosen():
+    client = np.array([8, 1, 1, 0])
+    mixes = [np.array([8, 1, 1, 0]), np.array([0, 0, 1, 9]), np.array([1, 5, 4, 0])]
+    assert choose_generators(client, mixes, 1) == [1]
+    assert choose_generators(client, mixes, 2) == [1, 2]
+    assert choose_generators(client, mixes, 9) == [1, 2, 0]
+    assert choose_generators(client, [client, client, client], 2) == [0, 1]  # ties in their order
+
+
+def test_what_a_group_lacks_does_not_make_it_useful():
+    """Group 0 has nothing but what the client has; the other way round its divergence would be the larger."""
+    client = np.array([5, 5, 0])
+    assert choose_generators(client, [np.array([1, 0, 0]), np.array([4, 4, 2])], 1) == [1]
 
 
 def test_losses_are_flat_when_none_changes_any_more():

@@ -1,4 +1,4 @@
-"""Methods whose setting turns them into FedAvg are FedAvg, to the last bit; so are other things that must be equal."""
+"""Methods whose setting turns them into FedAvg are bit-identical to it; so are other things that must be equal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 import torch
 from federations import SMALL, Clients, Finished, farthest, run, same_bits, some_clients
 
-from fedsynth.components.loop import start_weights
 from fedsynth.data.dataset import Dataset
 from fedsynth.data.federated import FederatedData
-from fedsynth.learning.models import instantiate
+from fedsynth.learning.models import initial_model
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import fit
 from fedsynth.learning.weights import weights_of
@@ -66,7 +65,7 @@ def fedavg(digits: FederatedData, tmp_path_factory: pytest.TempPathFactory) -> C
     ("name", "model"),
     [*((name, model) for name in SAME_AS_FEDAVG for model in SMALL), *((name, "zda_cnn") for name in NEEDS_BATCH_NORM)],
 )
-def test_setting_that_turns_a_method_off_gives_fedavg_to_the_last_bit(
+def test_setting_that_turns_a_method_off_is_bit_identical_to_fedavg(
     name: str,
     model: str,
     fraction: float,
@@ -153,9 +152,7 @@ def test_robust_averages_of_identical_updates_are_fedavg(method: str, run_method
 
 def central_training(data: Dataset, client: str, model: str, rounds: int, **training: Any) -> dict[str, torch.Tensor]:
     """Plain training of one network on one data set, without anything federated."""
-    spec, shape, classes = SMALL[model], data.x.shape[1:], 10
-    schema = Clients({client: (data.x, data.y)}, classes).schema
-    net = instantiate(spec, shape, classes, start_weights(0, spec, schema))
+    net = initial_model(0, SMALL[model], Clients({client: (data.x, data.y)}, 10).schema)
     x, y = data.tensors()
     for round in range(1, rounds + 1):
         fit(net, x, y, LocalTraining(**training), generator(0, "batches", client, round))
@@ -212,7 +209,7 @@ def test_another_seed_gives_another_model(run_method: RunMethod) -> None:
 
 
 def test_no_rounds_and_no_epochs_leave_the_start_model(digits: FederatedData, run_method: RunMethod) -> None:
-    start = start_weights(0, SMALL["zda_cnn"], digits.schema)
+    start = weights_of(initial_model(0, SMALL["zda_cnn"], digits.schema))
     assert same_bits(run_method("fedavg", digits, model=SMALL["zda_cnn"], rounds=0).model, start)
     for method in ("fedavg", "scaffold", "fednova", "feddyn", "qffl", "moon", "fedmix"):
         still = run_method(method, digits, model=SMALL["zda_cnn"], local_epochs=0)

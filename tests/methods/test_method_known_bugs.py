@@ -29,7 +29,7 @@ def test_the_schedule_steps_every_round(method: str, schedule: str, run_method: 
     """Public versions make a scheduler and never step it. What counts is the rate that a client is sent."""
     train = {"schedule": schedule, "lr": 0.4, "lr_step": 2, "lr_gamma": 0.25, "rounds": 4}
     finished = run_method(method, some_clients(5, 7), model=LINEAR, **train)
-    sent = [next(iter(ask.requests.values()))["fields"]["training"]["lr"] for ask in finished.asks]
+    sent = [ask.training["lr"] for ask in finished.asks]
     assert sent == pytest.approx(SCHEDULES[schedule])
 
 

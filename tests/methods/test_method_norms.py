@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from federations import SMALL, Clients, Finished, same_bits
+from federations import SMALL, Clients, Finished, Spy, same_bits
 
-from fedsynth.components.loop import start_weights
+from fedsynth.components.local_training import OWN_PART
+from fedsynth.components.recalibration import recalibrate
 from fedsynth.data.federated import FederatedData
+from fedsynth.errors import ConfigError
 from fedsynth.evaluation.views import client_tallies
-from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.models import ModelSpec, initial_model
+from fedsynth.learning.weights import weights_of
 
 NET = SMALL["zda_cnn"]
 STATISTICS = [f"body.{layer}.running_{kind}" for layer in (1, 4) for kind in ("mean", "var")]
@@ -27,7 +30,7 @@ def test_running_statistics_are_averaged_by_examples(digits: FederatedData, run_
     replies = finished.rounds()[-1].replies
     sizes = np.array([reply["examples"] for reply in replies.values()])
     assert len(set(sizes)) > 1
-    start = start_weights(0, NET, digits.schema)
+    start = weights_of(initial_model(0, NET, digits.schema))
     for name in STATISTICS:
         sent = np.stack([reply["model"][name].double().numpy() for reply in replies.values()])
         got = finished.model[name].numpy()
@@ -41,7 +44,7 @@ def test_running_statistics_are_averaged_by_examples(digits: FederatedData, run_
 
 def test_averaging_parameters_only_would_be_another_model(digits: FederatedData, run_method: RunMethod) -> None:
     finished = run_method("fedavg", digits, model=NET)
-    start = start_weights(0, NET, digits.schema)
+    start = weights_of(initial_model(0, NET, digits.schema))
     without = finished.model | {name: start[name] for name in BUFFERS}
     losses = []
     for weights in (finished.model, without):
@@ -56,7 +59,7 @@ def test_local_statistics_stay_with_their_clients(digits: FederatedData, run_met
     for ask in finished.rounds():
         assert set(ask.fields["model"]) == set(finished.model) - BUFFERS
         assert all(set(reply["model"]) == set(finished.model) - BUFFERS for reply in ask.replies.values())
-    kept = {client: finished.state(client)["kept"] for client in digits.clients}
+    kept = {client: finished.state(client)[OWN_PART] for client in digits.clients}
     assert all(set(mine) == BUFFERS for mine in kept.values())
     assert not torch.equal(kept["0"]["body.1.running_mean"], kept["1"]["body.1.running_mean"])
     assert finished.outcome.personal == "kept"
@@ -68,7 +71,7 @@ def test_local_statistics_go_on_from_the_clients_own(digits: FederatedData, run_
     two = run_method("fedavg", digits, model=NET, norm_buffers="local", rounds=2)
     name = "body.1.num_batches_tracked"
     for client in digits.clients:
-        assert two.state(client)["kept"][name] == 2 * one.state(client)["kept"][name]
+        assert two.state(client)[OWN_PART][name] == 2 * one.state(client)[OWN_PART][name]
 
 
 def statistics_by_hand(weights: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -87,12 +90,37 @@ def statistics_by_hand(weights: dict[str, torch.Tensor], x: torch.Tensor) -> dic
     return result
 
 
+IN_GROUPS = {"mediators": 2}
+RECALIBRATED: list[tuple[str, dict[str, object]]] = [
+    ("fedavg", {}),
+    ("fedvae", {}),
+    ("feddpms", {"quota": 6}),
+    ("feddpms", {"form": "published", "quota": 6, "sigma": 0.3}),
+    ("feddpms", {"preliminary": 1.0}),
+    ("astraea", IN_GROUPS),
+    ("gandalf", IN_GROUPS | {"synthetic": "none", "static": False}),
+    ("cluster_fedavg", {"threshold": "none"}),
+]
+
+
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
+@pytest.mark.parametrize(
+    ("method", "settings"), RECALIBRATED, ids=[f"{m}-{k}" for k, (m, _) in enumerate(RECALIBRATED)]
+)
 def test_recalibrated_statistics_are_measured_on_the_clients_data(
-    fraction: float, digits: FederatedData, run_method: RunMethod
+    method: str, settings: dict[str, object], fraction: float, digits: FederatedData, run_method: RunMethod
 ) -> None:
-    finished = run_method("fedavg", digits, model=NET, norm_buffers="recalibrate", fraction=fraction)
-    clients = list(finished.rounds()[-1].requests)
+    """Whatever a client trained on: synthetic examples are no part of them."""
+    finished = run_method(
+        method, digits, model=NET, settings=settings, norm_buffers="recalibrate", fraction=fraction, rounds=3
+    )
+    trained = [ask for ask in finished.asks if ask.name.startswith("train")]
+    last = {client for ask in trained if ask.round == trained[-1].round for client in ask.requests}
+    clients = [client for client in digits.clients if client in last]
+    assert len(clients) == round(fraction * len(digits.clients))
+    again = recalibrate(finished.fed, NET, finished.model, clients)
+    assert set(again) == BUFFERS
+    assert same_bits({name: finished.model[name] for name in BUFFERS}, again)
     measured, sizes = [], []
     for client in clients:
         x, y = digits.client(client).train.tensors()
@@ -105,6 +133,29 @@ def test_recalibrated_statistics_are_measured_on_the_clients_data(
             centre = np.average(means, axis=0, weights=sizes)
             expected = expected + np.average(np.square(means), axis=0, weights=sizes) - centre**2
         assert np.allclose(finished.model[name], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("feddpms", "FedDPMS and FedVAE share whole models"),
+        ("fedvae", "FedDPMS and FedVAE share whole models"),
+        ("cluster_fedavg", "the clients of a group share whole models"),
+        *((name, "the model passes from client to client") for name in ("astraea", "gandalf", "sda_fl", "feddpgan")),
+    ],
+)
+def test_local_statistics_are_refused_where_whole_models_are_shared(
+    method: str, why: str, digits: FederatedData, run_method: RunMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*request: object) -> None:
+        raise AssertionError("a client was asked")
+
+    monkeypatch.setattr(Spy, "ask", asked)
+    with pytest.raises(ConfigError) as refused:
+        run_method(method, digits, model=NET, norm_buffers="local")
+    assert str(refused.value) == (
+        f'train.norm_buffers = "local" has no meaning where {why}: set "average" or "recalibrate".'
+    )
 
 
 def test_recalibration_leaves_the_trained_weights_alone(digits: FederatedData, run_method: RunMethod) -> None:
@@ -130,21 +181,21 @@ def test_fedbn_shares_all_but_the_norm_layers(digits: FederatedData, run_method:
         assert all(set(reply["model"]) == set(finished.model) - NORM for reply in ask.replies.values())
         assert all(reply["extra"] == {} for reply in ask.replies.values())
     asked = {client for ask in finished.rounds() for client in ask.requests}
-    kept = {client: finished.state(client)["kept"] for client in asked}
+    kept = {client: finished.state(client)[OWN_PART] for client in asked}
     assert all(set(mine) == NORM for mine in kept.values())
     assert finished.outcome.no_global
 
 
 @pytest.mark.parametrize("rule", ["average", "local", "recalibrate"])
-def test_fedbn_lets_no_statistics_out_under_any_rule(rule: str, digits: FederatedData, run_method: RunMethod) -> None:
+def test_fedbn_releases_no_statistics_under_any_rule(rule: str, digits: FederatedData, run_method: RunMethod) -> None:
     finished = run_method("fedbn", digits, model=NET, norm_buffers=rule, rounds=1)
-    assert {ask.task for ask in finished.asks} == {"train"}
+    assert {ask.name for ask in finished.asks} == {"train"}
 
 
 def test_fedbn_keeps_group_norm_layers_too(digits: FederatedData, run_method: RunMethod) -> None:
     spec = ModelSpec(name="cnn", channels=(4, 8), hidden=(8,), norm="group")
     finished = run_method("fedbn", digits, model=spec, rounds=1)
-    assert set(finished.state("0")["kept"]) == {
+    assert set(finished.state("0")[OWN_PART]) == {
         f"body.{layer}.{kind}" for layer in (1, 4) for kind in ("weight", "bias")
     }
 

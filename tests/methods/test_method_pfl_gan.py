@@ -1,4 +1,4 @@
-"""PFL-GAN: likeness by shared GANs, who helps whom, what a client trains beside, and clients that lie."""
+"""PFL-GAN: similarity by shared GANs, who helps whom, what joins a client's batches, and malicious clients."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedsynth.errors import UserError
 from fedsynth.evaluation.views import client_tallies
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.methods import find_method
+from fedsynth.learning.similarity import groups, neighbours
 from fedsynth.methods.pfl_gan import PflGanConfig, client_gans
-from fedsynth.methods.pfl_gan.beside_made import BesideMade
-from fedsynth.methods.pfl_gan.similarity import groups, neighbours
+from fedsynth.methods.pfl_gan.mixed_batches import MixedBatches
 from fedsynth.privacy import PrivacyConfig
 
 QUICK: dict[str, Any] = {
@@ -28,7 +28,7 @@ QUICK: dict[str, Any] = {
     "gan_batch_size": 16,
     "gan_lr": 0.01,
     "refined_steps": 8,
-    "made_per_class": 12,
+    "samples_per_class": 12,
     "encoder_steps": 40,
     "encoder_latent": 16,
     "side_by_side": 2,
@@ -37,9 +37,10 @@ QUICK: dict[str, Any] = {
 
 TINY = {"gan_steps": 3, "refined_steps": 3, "encoder_steps": 3, "threshold": "none"}
 NOTHING = {"synthetic": "none"}
+OWN_GAN = "pfl_gan.client_gans.train_own_gan"
 
 
-def two_worlds(rows: int = 3, columns: int = 3, examples: int = 24) -> Clients:
+def two_kinds(rows: int = 3, columns: int = 3, examples: int = 24) -> Clients:
     """Clients whose class is a bright row, then clients whose class is a bright column; 8x8 images, 3 classes."""
     rng = np.random.default_rng(0)
     train = {}
@@ -53,13 +54,13 @@ def two_worlds(rows: int = 3, columns: int = 3, examples: int = 24) -> Clients:
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Clients:
-    return two_worlds()
+def kinds() -> Clients:
+    return two_kinds()
 
 
 def asked(done: Finished, task: str) -> dict[str, dict[str, Any]]:
     """What each client was sent in a task."""
-    return {c: r["fields"] for ask in done.asks if ask.task == task for c, r in ask.requests.items()}
+    return {c: r["fields"] for ask in done.asks if ask.name == task for c, r in ask.requests.items()}
 
 
 def groups_of(done: Finished) -> list[list[str]]:
@@ -67,17 +68,17 @@ def groups_of(done: Finished) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def direct(worlds, tmp_path_factory) -> Finished:
+def direct(kinds, tmp_path_factory) -> Finished:
     """A run that hands out the sets themselves."""
     folder = tmp_path_factory.mktemp("direct")
-    return run("pfl_gan", worlds, folder=folder, model=SMALL["mlp"], settings=QUICK | {"use": "direct"}, rounds=1)
+    return run("pfl_gan", kinds, folder=folder, model=SMALL["mlp"], settings=QUICK | {"use": "direct"}, rounds=1)
 
 
 @pytest.fixture(scope="module")
-def refined(worlds, tmp_path_factory) -> Finished:
+def refined(kinds, tmp_path_factory) -> Finished:
     """A run with refined GANs."""
     return run(
-        "pfl_gan", worlds, folder=tmp_path_factory.mktemp("refined"), model=SMALL["mlp"], settings=QUICK, rounds=1
+        "pfl_gan", kinds, folder=tmp_path_factory.mktemp("refined"), model=SMALL["mlp"], settings=QUICK, rounds=1
     )
 
 
@@ -93,35 +94,37 @@ def test_groups_and_chosen_neighbours_are_recorded(direct):
     assert marks == {(i, j) for i in range(6) for j in range(6) if i != j and (i < 3) == (j < 3)}
 
 
-def test_an_untrained_encoder_tells_them_apart_too(run_method, worlds):
+def test_an_untrained_encoder_tells_them_apart_too(run_method, kinds):
     settings = QUICK | {"autoencoder": "untrained", "use": "direct"}
-    assert groups_of(run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=settings, rounds=1)) == [
+    assert groups_of(run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=settings, rounds=1)) == [
         ["a", "b", "c"],
         ["d", "e", "f"],
     ]
 
 
 def test_a_client_gets_samples_of_its_neighbours_alone(direct):
-    made = {c: r["images"] for ask in direct.asks if ask.task == "make_set" for c, r in ask.replies.items()}
-    for client, order in asked(direct, "receive_images").items():
+    drawn = {c: r["images"] for ask in direct.asks if ask.name == "draw_set" for c, r in ask.replies.items()}
+    for client, order in asked(direct, "receive_samples").items():
         kin = [c for c in "abcdef" if c != client and (c in "abc") == (client in "abc")]
-        sources = {c: set(map(bytes, made[f"@{c}"].flatten(1).numpy())) for c in kin}
-        taken = list(map(bytes, order["images"].flatten(1).numpy()))
+        sources = {c: set(map(bytes, drawn[f"@{c}"].flatten(1).numpy())) for c in kin}
+        taken = list(map(bytes, order["samples"]["images"].flatten(1).numpy()))
         assert all(any(image in source for source in sources.values()) for image in taken)
         assert all(any(image in source for image in taken) for source in sources.values())
-        counts = np.bincount(order["labels"])
+        counts = np.bincount(order["samples"]["labels"])
         assert counts.max() - counts.min() <= 2  # a beginning of each balanced set
 
 
-def test_each_client_gets_a_refined_generator_of_its_own(run_method, worlds, refined):
+def test_each_client_gets_a_refined_generator_of_its_own(run_method, kinds, refined):
     orders = asked(refined, "receive_generator")
     assert set(orders) == set("abcdef")
-    assert not any(same_bits(orders["a"]["generator"], orders[c]["generator"]) for c in "bcdef")
-    assert all(name.startswith("generator.") for order in orders.values() for name in order["generator"])
-    shared = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | {"refine": "group"}, rounds=1)
+    assert not any(
+        same_bits(orders["a"]["kept"]["gan"]["generator"], orders[c]["kept"]["gan"]["generator"]) for c in "bcdef"
+    )
+    assert all(name.startswith("generator.") for order in orders.values() for name in order["kept"]["gan"]["generator"])
+    shared = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=QUICK | {"refine": "group"}, rounds=1)
     orders = asked(shared, "receive_generator")
-    assert all(same_bits(orders["a"]["generator"], orders[c]["generator"]) for c in "bc")
-    assert not same_bits(orders["a"]["generator"], orders["d"]["generator"])
+    assert all(same_bits(orders["a"]["kept"]["gan"]["generator"], orders[c]["kept"]["gan"]["generator"]) for c in "bc")
+    assert not same_bits(orders["a"]["kept"]["gan"]["generator"], orders["d"]["kept"]["gan"]["generator"])
     assert len(asked(shared, "refine_gan")) == 2
 
 
@@ -133,42 +136,42 @@ def test_without_synthesis_it_is_local_training(run_method, digits, model):
         assert same_bits(done.state(client)["alone"], plain.state(client)["alone"])
 
 
-def test_made_images_change_what_is_learnt(run_method, worlds, refined, direct):
+def test_synthetic_images_change_what_is_learnt(run_method, kinds, refined, direct):
     runs = [refined, direct]
-    for settings in ({"made": "once"}, {"synthetic": "noise"}, {"made_per_step": 0}):
-        runs.append(run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | settings, rounds=1))
+    for settings in ({"draws": "once"}, {"synthetic": "noise"}, {"synthetic_per_step": 0}):
+        runs.append(run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=QUICK | settings, rounds=1))
     for one, other in itertools.combinations(runs, 2):
         if one is not direct and other is not direct:  # that one took other rounds
-            for client in worlds.clients:
+            for client in kinds.clients:
                 assert not same_bits(one.state(client)["alone"], other.state(client)["alone"])
 
 
-def test_the_loss_is_that_of_private_and_made_images_together():
+def test_the_loss_is_that_of_private_and_synthetic_images_together():
     net = torch.nn.Linear(2, 3)
     x, y = torch.rand(4, 2), torch.tensor([0, 1, 2, 0])
-    made, labels = torch.rand(2, 2), torch.tensor([2, 2])
-    loss = BesideMade(lambda count: (made[:count], labels[:count]), 2).loss(net, x, y)
+    drawn, labels = torch.rand(2, 2), torch.tensor([2, 2])
+    loss = MixedBatches(lambda count: (drawn[:count], labels[:count]), 2).loss(net, x, y)
     each = torch.nn.functional.cross_entropy(
-        net(torch.cat([x, made])), torch.tensor([0, 1, 2, 0, 2, 2]), reduction="none"
+        net(torch.cat([x, drawn])), torch.tensor([0, 1, 2, 0, 2, 2]), reduction="none"
     )
     assert loss.item() == pytest.approx(each.sum().item() / 6)
 
 
-def test_the_control_with_real_images_takes_those_of_neighbours(run_method, worlds):
-    done = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | {"synthetic": "real"}, rounds=1)
-    for client, order in asked(done, "receive_images").items():
-        kin = [c for c in worlds.clients if c != client and (c in "abc") == (client in "abc")]
-        own = np.concatenate([worlds.client(c).train.x for c in kin])
+def test_the_control_with_real_images_takes_those_of_neighbours(run_method, kinds):
+    done = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=QUICK | {"synthetic": "real"}, rounds=1)
+    for client, order in asked(done, "receive_samples").items():
+        kin = [c for c in kinds.clients if c != client and (c in "abc") == (client in "abc")]
+        own = np.concatenate([kinds.client(c).train.x for c in kin])
         known = set(map(bytes, np.rint(own * 255).astype(np.uint8).reshape(len(own), -1)))
-        assert set(map(bytes, order["images"].flatten(1).numpy())) <= known
+        assert set(map(bytes, order["samples"]["images"].flatten(1).numpy())) <= known
     assert any("control, not a method" in note for note in done.fed.participation.notes)
 
 
 def test_what_leaves_is_the_generator_and_it_is_declared_unprotected(refined):
-    rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    left = {row["release"]: row for row in rows}
-    assert set(left) == {"train_own_gan.generator", "train_own_gan.classes"}
-    assert "can draw images like them" in left["train_own_gan.generator"]["what"]
+    rows = [row for row in refined.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    left = {row.release: row for row in rows}
+    assert set(left) == {f"{OWN_GAN}.generator", f"{OWN_GAN}.classes"}
+    assert "can draw images like them" in left[f"{OWN_GAN}.generator"].what
 
 
 @pytest.mark.parametrize(
@@ -185,16 +188,16 @@ def test_protection_that_would_not_hold_is_refused(settings, updates, sentence):
 
 
 @pytest.mark.parametrize("target", [None, 4.0])
-def test_with_dp_sgd_all_that_leaves_is_covered(run_method, worlds, target):
+def test_with_dp_sgd_all_that_leaves_is_covered(run_method, kinds, target):
     privacy = PrivacyConfig(updates="dp_sgd", **({"noise": 2.0} if target is None else {"target": target}))
     settings = QUICK | TINY | {"gan": "wgan_gp", "privacy": privacy}
-    done = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=settings, rounds=1)
-    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row["kind"] == "release"]
-    assert {row["release"] for row in rows} == {"train_own_gan.generator", "train_own_gan.classes"}
-    spent = [row["epsilon"] for row in rows if row["release"] == "train_own_gan.generator"]
+    done = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=settings, rounds=1)
+    rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
+    assert {row.release for row in rows} == {f"{OWN_GAN}.generator", f"{OWN_GAN}.classes"}
+    spent = [row.epsilon for row in rows if row.release == f"{OWN_GAN}.generator"]
     assert spent
     assert all(0 < float(epsilon) <= (target or 100) for epsilon in spent)
-    answers = next(ask for ask in done.asks if ask.task == "train_own_gan").replies
+    answers = next(ask for ask in done.asks if ask.name == "train_own_gan").replies
     assert all(reply["classes"] == [0, 1, 2] for reply in answers.values())
 
 
@@ -205,23 +208,23 @@ def earlier(refined, tmp_path) -> dict[str, Any]:
     return QUICK | {"gans_from": str(tmp_path / "earlier")}
 
 
-def test_the_gans_of_an_earlier_run_serve_again(run_method, worlds, refined, earlier):
-    again = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=earlier, rounds=1)
+def test_the_gans_of_an_earlier_run_serve_again(run_method, kinds, refined, earlier):
+    again = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=earlier, rounds=1)
     assert not asked(again, "train_own_gan")
     assert any("in the ledger there" in note for note in again.fed.participation.notes)
-    got = {c: r["generator"] for ask in refined.asks if ask.task == "train_own_gan" for c, r in ask.replies.items()}
-    used = asked(again, "make_set")
+    got = {c: r["generator"] for ask in refined.asks if ask.name == "train_own_gan" for c, r in ask.replies.items()}
+    used = asked(again, "draw_set")
     assert set(used) == {f"@{client}" for client in got}
-    assert all(same_bits(got[client], used[f"@{client}"]["generator"]) for client in got)
+    assert all(same_bits(got[client], used[f"@{client}"]["gan"]["generator"]) for client in got)
     assert groups_of(again) == groups_of(refined)
 
 
 @pytest.mark.parametrize(
     ("clients", "settings", "sentence"),
     [
-        (two_worlds(), {"gan_steps": 61}, "differ in steps"),
-        (two_worlds(), {"gan": "wgan_gp", "privacy": PrivacyConfig(updates="dp_sgd")}, "differ in protection, spec"),
-        (two_worlds(2, 1), {}, "it had other clients"),
+        (two_kinds(), {"gan_steps": 61}, "differ in steps"),
+        (two_kinds(), {"gan": "wgan_gp", "privacy": PrivacyConfig(updates="dp_sgd")}, "differ in spec, updates"),
+        (two_kinds(2, 1), {}, "it had other clients"),
     ],
 )
 def test_gans_of_an_earlier_run_that_do_not_fit_are_refused(run_method, earlier, clients, settings, sentence):
@@ -229,14 +232,14 @@ def test_gans_of_an_earlier_run_that_do_not_fit_are_refused(run_method, earlier,
         run_method("pfl_gan", clients, model=SMALL["mlp"], settings=earlier | settings, rounds=1)
 
 
-def test_a_folder_without_gans_is_no_earlier_run(run_method, worlds, tmp_path):
+def test_a_folder_without_gans_is_no_earlier_run(run_method, kinds, tmp_path):
     with pytest.raises(UserError, match="no run in which clients trained GANs"):
-        run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | {"gans_from": str(tmp_path)}, rounds=1)
+        run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=QUICK | {"gans_from": str(tmp_path)}, rounds=1)
 
 
-def test_the_same_bits_on_the_wire(run_method, worlds, refined):
-    wire = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK, rounds=1, engine="wire")
-    for client in worlds.clients:
+def test_the_same_bits_on_the_wire(run_method, kinds, refined):
+    wire = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=QUICK, rounds=1, engine="wire")
+    for client in kinds.clients:
         assert same_bits(refined.state(client)["alone"], wire.state(client)["alone"])
     view = client_tallies(refined.fed, refined.outcome, SMALL["mlp"], ["test"])
     assert set(view) == {"personal/test"}
@@ -278,15 +281,15 @@ def test_a_run_cut_off_anywhere_goes_on_client_by_client(federate):
 
         again.engine.ask = noting
         assert alone(again, method.program(again, cfg)) == whole
-        for costly in ("train_own_gan", "refine_gan"):
+        for costly in (OWN_GAN, "pfl_gan.refining.refine_gan"):
             assert not [entry for entry in done if entry[0] == costly and entry in repeated]
 
 
-# -- clients that lie -------------------------------------------------------------------------------------------------
+# -- malicious clients -------------------------------------------------------------------------------------------------
 
 
-def lie(monkeypatch: pytest.MonkeyPatch, twist: Any) -> None:
-    """Have one client send something else in the place of its generator."""
+def forge(monkeypatch: pytest.MonkeyPatch, twist: Any) -> None:
+    """Have a malicious client send something else in the place of its generator."""
     honest = client_gans.generator_weights
     train = client_gans.train_gan
     current = []
@@ -296,20 +299,20 @@ def lie(monkeypatch: pytest.MonkeyPatch, twist: Any) -> None:
         return train(gan, x, y, *args, **kwargs)
 
     def sent(weights):
-        return twist(honest(weights)) if current[-1] == LIARS_SIZE else honest(weights)
+        return twist(honest(weights)) if current[-1] == MALICIOUS_SIZE else honest(weights)
 
     monkeypatch.setattr(client_gans, "train_gan", training)
     monkeypatch.setattr(client_gans, "generator_weights", sent)
 
 
-LIARS_SIZE = 23  # tells the liar from the others
+MALICIOUS_SIZE = 23  # tells it from the others
 
 
-def with_liar() -> Clients:
-    """Three honest clients of one kind, and one with another number of examples that will lie."""
-    honest, liar = two_worlds(3, 0), two_worlds(1, 0, LIARS_SIZE)
+def with_malicious() -> Clients:
+    """Three honest clients of one kind, and one with another number of examples that is malicious."""
+    honest, malicious = two_kinds(3, 0), two_kinds(1, 0, MALICIOUS_SIZE)
     train = {name: (part.x, part.y) for name, part in honest.train.items()}
-    return Clients(train | {"liar": (liar.train["a"].x, liar.train["a"].y)}, 3)
+    return Clients(train | {"malicious": (malicious.train["a"].x, malicious.train["a"].y)}, 3)
 
 
 def noise_of(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -329,21 +332,21 @@ def noise_of(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ids=["noise", "too large", "wrong shapes", "nothing"],
 )
 def test_weights_that_are_no_generator_help_and_hurt_nobody(run_method, monkeypatch, twist, threshold):
-    lie(monkeypatch, twist)
-    data = with_liar()
+    forge(monkeypatch, twist)
+    data = with_malicious()
     settings = QUICK | {"threshold": threshold, "use": "direct"}
     done = run_method("pfl_gan", data, model=SMALL["mlp"], settings=settings, rounds=1)
-    made = {c: r["images"] for ask in done.asks if ask.task == "make_set" for c, r in ask.replies.items()}
-    lies = set(map(bytes, made["@liar"].flatten(1).numpy()))
-    orders = asked(done, "receive_images")
+    drawn = {c: r["images"] for ask in done.asks if ask.name == "draw_set" for c, r in ask.replies.items()}
+    forged = set(map(bytes, drawn["@malicious"].flatten(1).numpy()))
+    orders = asked(done, "receive_samples")
     assert set(orders) >= {"a", "b", "c"} or threshold != "gap"
     for client in set(orders) & {"a", "b", "c"}:
-        assert not lies & set(map(bytes, orders[client]["images"].flatten(1).numpy()))
+        assert not forged & set(map(bytes, orders[client]["samples"]["images"].flatten(1).numpy()))
 
 
 def test_a_gan_of_another_data_set_does_not_hurt_the_others(run_method):
-    """The honest clients do as well as if the stranger were not there."""
-    together, honest = two_worlds(4, 1), two_worlds(4, 0)
+    """The honest clients do as well as if the outsider were not there."""
+    together, honest = two_kinds(4, 1), two_kinds(4, 0)
     common = {"model": SMALL["mlp"], "settings": QUICK | {"use": "direct"}, "rounds": 6, "lr": 0.2}
     accuracy = []
     for data in (together, honest):
@@ -359,27 +362,27 @@ def test_a_gan_of_another_data_set_does_not_hurt_the_others(run_method):
 
 
 def test_a_client_alone_trains_alone_and_says_so(run_method):
-    data = two_worlds(1, 0)
+    data = two_kinds(1, 0)
     done = run_method("pfl_gan", data, model=SMALL["mlp"], settings=QUICK, rounds=1)
     assert not asked(done, "receive_generator")
     assert any("No neighbours" in note for note in done.fed.participation.notes)
 
 
-def test_classes_that_nobody_around_has_are_not_made(run_method):
-    data = two_worlds(3, 3)
+def test_classes_that_nobody_around_has_are_not_drawn(run_method):
+    data = two_kinds(3, 3)
     data.schema = type(data.schema)(data.schema.shape, 5)  # classes 3 and 4 exist nowhere
     done = run_method("pfl_gan", data, model=SMALL["mlp"], settings=QUICK, rounds=1)
-    assert all(order["classes"] == [0, 1, 2] for order in asked(done, "receive_generator").values())
+    assert all(order["kept"]["gan"]["classes"] == [0, 1, 2] for order in asked(done, "receive_generator").values())
 
 
-def test_a_public_set_may_teach_the_encoder(run_method, worlds, tmp_path):
+def test_a_public_set_may_teach_the_encoder(run_method, kinds, tmp_path):
     np.savez(tmp_path / "public.npz", x=np.random.default_rng(0).random((30, 8, 8), dtype=np.float32))
     settings = QUICK | {"autoencoder": str(tmp_path / "public.npz"), "use": "direct"}
-    done = run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=settings, rounds=1)
+    done = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=settings, rounds=1)
     assert len(asked(done, "learn_encoder")["@autoencoder"]["images"]) == 30
     assert groups_of(done) == [["a", "b", "c"], ["d", "e", "f"]]
     with pytest.raises(UserError, match="cannot be read"):
-        run_method("pfl_gan", worlds, model=SMALL["mlp"], settings=QUICK | {"autoencoder": "no such set"}, rounds=1)
+        run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=QUICK | {"autoencoder": "no such set"}, rounds=1)
 
 
 def test_vectors_are_refused_in_words(run_method):
@@ -388,5 +391,5 @@ def test_vectors_are_refused_in_words(run_method):
 
 
 def test_published_form_has_the_papers_numbers():
-    cfg = PflGanConfig(form="published", made_per_class=5)
-    assert (cfg.threshold, cfg.made_per_step, cfg.made_per_class) == ("mean", 50, 5)
+    cfg = PflGanConfig(form="published", samples_per_class=5)
+    assert (cfg.threshold, cfg.synthetic_per_step, cfg.samples_per_class) == ("mean", 50, 5)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedsynth.components.synthetic_store import KEPT
 from fedsynth.data.config import DataConfig
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.errors import UserError
@@ -25,7 +26,7 @@ def test_minorities_are_the_six_small_classes_of_the_paper():
     assert np.flatnonzero(minority_classes(np.array([50, 5, 5, 50, 5, 5, 50, 50, 5, 5]))).tolist() == [1, 2, 4, 5, 8, 9]
 
 
-def test_there_are_none_where_classes_are_alike_or_missing():
+def test_there_are_none_where_classes_are_even_or_missing():
     assert not minority_classes(np.array([7, 7, 7])).any()
     assert not minority_classes(np.array([0, 9, 9, 0])).any()  # n-class: nothing to copy
     assert not minority_classes(np.zeros(4, dtype=int)).any()
@@ -52,14 +53,14 @@ def test_each_image_of_a_minority_class_gets_its_copies(copies: int, major_minor
     for client in major_minor.clients:
         train = major_minor.client(client).train
         counts = train.counts(10)
-        made = finished.state(client)["made"]
+        copied = finished.state(client)[KEPT]
         few = np.flatnonzero(counts < counts.max())
         assert len(few) == 6
-        assert set(made["labels"].tolist()) == set(few.tolist())
+        assert set(copied["labels"].tolist()) == set(few.tolist())
         x, y = train.tensors()
         for label in few:
             originals = x[y == label]
-            kept = made["images"][made["labels"] == label].float() / 255
+            kept = copied["images"][copied["labels"] == label].float() / 255
             distance = (kept[:, None] - originals[None]).flatten(2).abs().amax(2)
             assert (distance < 0.01).sum(0).min() >= copies  # moved by nothing, each original is there again
             assert len(kept) == copies * len(originals)
@@ -68,8 +69,8 @@ def test_each_image_of_a_minority_class_gets_its_copies(copies: int, major_minor
 def test_images_are_really_moved(major_minor: FederatedData, run_method: RunMethod) -> None:
     finished = run_method("static_augmentation", major_minor, model=SMALL["mlp"])
     x, y = major_minor.client("0").train.tensors()
-    made = finished.state("0")["made"]
-    for image, label in zip(made["images"].float() / 255, made["labels"], strict=True):
+    copied = finished.state("0")[KEPT]
+    for image, label in zip(copied["images"].float() / 255, copied["labels"], strict=True):
         assert (x[y == label] - image).flatten(1).abs().amax(1).min() > 0.02
 
 
@@ -78,28 +79,27 @@ def test_without_copies_and_without_minorities_it_is_fedavg(digits: FederatedDat
     plain = run_method("fedavg", digits, **common)
     off = run_method("static_augmentation", digits, settings={"copies": 0}, **common)
     assert same_bits(off.model, plain.model)
-    assert [ask.task for ask in off.asks] == ["train"] * 3
+    assert [ask.name for ask in off.asks] == ["train"] * 3
     x = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)
     even = Clients({c: (x, np.arange(8) % 4) for c in "ab"}, classes=4)
     on, plain = (run_method(name, even, model=SMALL["mlp"]) for name in ("static_augmentation", "fedavg"))
     assert same_bits(on.model, plain.model)
-    assert "made" not in on.fed._versions  # nobody kept anything
-    assert not on.fed._versions
+    assert not on.fed._versions  # nobody kept anything
 
 
 def test_the_form_of_the_paper_mirrors_and_ours_does_not():
     config = find_method("static_augmentation").config
-    assert not config().how().flip
-    assert config(form="published").how().flip
-    assert not config(form="published", flip=False).how().flip
+    assert not config().static_augmentation().flip
+    assert config(form="published").static_augmentation().flip
+    assert not config(form="published", flip=False).static_augmentation().flip
 
 
 def test_nothing_but_fedavgs_update_leaves_a_client(digits: FederatedData, run_method: RunMethod) -> None:
     finished = run_method("static_augmentation", digits)
-    [ask] = [ask for ask in finished.asks if ask.task == "augment_minorities"]
+    [ask] = [ask for ask in finished.asks if ask.name == "augment_minorities"]
     assert all(reply == {} for reply in ask.replies.values())
     record = finished.fed.participation.ledger
-    plain = run_method("fedavg", digits).fed.participation.ledger
+    plain = run_method("fedavg", digits, settings={"local_data": "own"}).fed.participation.ledger  # in the loop
     assert record.rows(1e-5) == plain.rows(1e-5)
     assert record.words(1e-5)[0] == (
         "No differential privacy: weights of the model after local training; number of training examples; mean "
@@ -108,14 +108,14 @@ def test_nothing_but_fedavgs_update_leaves_a_client(digits: FederatedData, run_m
 
 
 def test_what_is_not_an_image_is_refused_before_anybody_is_asked(run_method: RunMethod) -> None:
-    with pytest.raises(UserError, match=r"turns and shifts images.*shape \(3,\)"):
+    with pytest.raises(UserError, match=r"needs images of at least 1x1 pixels.*shape \(3,\)"):
         run_method("static_augmentation", some_clients(6, 8))
     assert run_method("static_augmentation", some_clients(6, 8), settings={"copies": 0}).model
 
 
 def test_copies_depend_on_the_seed_and_the_client_alone(major_minor: FederatedData, tmp_path) -> None:
     kept = [
-        run("static_augmentation", major_minor, tmp_path, SMALL["mlp"], seed=seed, engine=engine).state("1")["made"]
+        run("static_augmentation", major_minor, tmp_path, SMALL["mlp"], seed=seed, engine=engine).state("1")[KEPT]
         for seed, engine in ((0, "local"), (0, "wire"), (1, "local"))
     ]
     assert torch.equal(kept[0]["images"], kept[1]["images"])

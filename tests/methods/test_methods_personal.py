@@ -10,12 +10,14 @@ import torch
 from by_hand import LINEAR, batches, close, descend, theta
 from federations import SMALL, Clients, Finished, same_bits
 from test_method_pfl_gan import QUICK as GANS
-from test_method_pfl_gan import two_worlds
+from test_method_pfl_gan import two_kinds
 
-from fedsynth.components.loop import start_model
+from fedsynth.components.local_training import OWN_PART
+from fedsynth.components.synthetic_store import KEPT
 from fedsynth.errors import UserError
 from fedsynth.evaluation.views import client_tallies
-from fedsynth.methods.faug import Distilled, others_mean
+from fedsynth.learning.models import initial_model
+from fedsynth.methods.faug import ClassScores, Distilled, others_mean
 from fedsynth.methods.references import balanced_rows
 from fedsynth.methods.rfa_rfd import trust_in
 
@@ -24,7 +26,7 @@ MODELS = ["cnn", "zda_cnn", "mlp"]
 
 
 def asked(done: Finished, task: str) -> list[Any]:
-    return [ask for ask in done.asks if ask.task == task]
+    return [ask for ask in done.asks if ask.name == task]
 
 
 def personal(done: Finished, spec: Any) -> dict[str, Any]:
@@ -65,14 +67,14 @@ def test_fedrep_trains_a_softmax_regression_on_a_body_that_stands_still(run_meth
     spec, epochs = SMALL["mlp"], 2
     settings = {"head_epochs": epochs}
     done = run_method("fedrep", digits, model=spec, settings=settings, rounds=1, local_epochs=0, lr=0.1)
-    start = start_model(0, spec, digits.schema)
+    start = initial_model(0, spec, digits.schema)
     for client in digits.clients:
         x, y = digits.client(client).train.tensors()
         with torch.no_grad():
             features = start.body(x).numpy()
         steps = batches(client, 1, len(y), 16, epochs)
         by_hand = descend(theta(start.state_dict()), features, y.numpy(), steps, 0.1)
-        assert close(theta(done.state(client)["kept"]), by_hand)
+        assert close(theta(done.state(client)[OWN_PART]), by_hand)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -81,7 +83,7 @@ def test_fedrep_averages_bodies_and_keeps_heads(run_method, digits, model):
     for ask in asked(done, "train"):
         for reply in ask.replies.values():
             assert not any(name.startswith("head.") for name in reply["model"])
-    heads = [done.state(client)["kept"] for client in digits.clients]
+    heads = [done.state(client)[OWN_PART] for client in digits.clients]
     assert all(set(head) == {"head.weight", "head.bias"} for head in heads)
     assert not same_bits(heads[0], heads[1])
     assert done.outcome.no_global
@@ -94,7 +96,7 @@ def test_fedrep_holds_the_body_still_while_the_head_learns_and_the_other_way_rou
         assert all(torch.equal(entry, ask.fields["model"][name]) for name, entry in reply["model"].items())
     moved = run_method("fedrep", digits, model=SMALL["mlp"], settings={"head_epochs": 2}, rounds=1, local_epochs=1)
     for client in digits.clients:
-        assert same_bits(moved.state(client)["kept"], still.state(client)["kept"])
+        assert same_bits(moved.state(client)[OWN_PART], still.state(client)[OWN_PART])
     [ask] = asked(moved, "train")
     reply = next(iter(ask.replies.values()))
     assert not all(torch.equal(entry, ask.fields["model"][name]) for name, entry in reply["model"].items())
@@ -112,30 +114,30 @@ def test_faug_without_seeds_and_distillation_is_local_training(run_method, digit
         assert same_bits(done.state(client)["alone"], alone.state(client)["alone"])
 
 
-def test_faug_fills_every_known_class_up_to_the_largest(run_method):
-    data = two_worlds(3, 0)
+def test_faug_tops_up_every_known_class_to_the_largest(run_method):
+    data = two_kinds(3, 0)
     done = run_method(
         "faug", data, model=SMALL["mlp"], settings={"seeds": 2, "gan_steps": 3, "gan_channels": 2}, rounds=1
     )
     for client in data.clients:
         counts = data.client(client).train.counts(3)
-        made = np.bincount(done.state(client).get("made", {"labels": []})["labels"], minlength=3)
-        assert (counts + made == counts.max()).all()
-    [seeds] = asked(done, "send_seeds")
+        added = np.bincount(done.state(client).get(KEPT, {"labels": []})["labels"], minlength=3)
+        assert (counts + added == counts.max()).all()
+    [seeds] = asked(done, "draw_real_samples")
     assert all(np.bincount(reply["labels"]).max() <= 2 for reply in seeds.replies.values())
     assert any("Real images left" in note for note in done.fed.participation.notes)
 
 
 def test_faug_distils_the_mean_of_the_others_that_have_a_class():
-    def said(rows: list[list[float]], counts: list[int]) -> dict[str, torch.Tensor]:
-        return {"scores": torch.tensor(rows), "counts": torch.tensor(counts)}
+    def said(rows: list[list[float]], counts: list[int]) -> ClassScores:
+        return ClassScores(scores=torch.tensor(rows), counts=torch.tensor(counts))
 
-    told = {
+    sent = {
         "a": said([[0.9, 0.1], [0.0, 0.0]], [4, 0]),
         "b": said([[0.5, 0.5], [0.2, 0.8]], [2, 9]),
         "c": said([[0.7, 0.3], [0.0, 0.0]], [1, 0]),
     }
-    targets, known = others_mean(told, "b", 2)
+    targets, known = others_mean(sent, "b", 2)
     torch.testing.assert_close(targets[0], torch.tensor([0.8, 0.2]))
     assert known.tolist() == [True, False]
     net, x, y = torch.nn.Linear(2, 2), torch.rand(3, 2), torch.tensor([0, 1, 0])
@@ -161,7 +163,7 @@ def test_trust_is_full_up_to_the_middle_and_falls_beyond():
 
 
 def test_rfa_rfd_weighs_and_distils_at_the_server(run_method):
-    data = two_worlds(4, 1)
+    data = two_kinds(4, 1)
     common = {"model": SMALL["mlp"], "rounds": 1}
     settings = SHARED | {"tune_epochs": 0}
     weighed = run_method("rfa_rfd", data, settings=settings, **common)
@@ -187,15 +189,17 @@ def test_one_group_is_fedavg(run_method, digits, model, slots):
 
 
 def test_what_needs_one_global_model_is_refused(run_method, digits):
-    with pytest.raises(UserError, match="remove method.after"):
-        run_method("cluster_fedavg", digits, model=SMALL["mlp"], settings={"threshold": "none", "after": "nothing"})
+    with pytest.raises(UserError, match="remove method.post_aggregation"):
+        run_method(
+            "cluster_fedavg", digits, model=SMALL["mlp"], settings={"threshold": "none", "post_aggregation": "nothing"}
+        )
     settings = {"threshold": "none"}
     with pytest.raises(UserError, match="norm_buffers"):
         run_method("cluster_fedavg", digits, model=SMALL["mlp"], settings=settings, norm_buffers="local")
 
 
 def test_each_group_averages_its_own_members(run_method):
-    data = two_worlds()
+    data = two_kinds()
     done = run_method("cluster_fedavg", data, model=LINEAR, settings=SHARED, rounds=2)
     assert set(done.fed.participation.records["groups of clients"]["groups"]) == {"group 1", "group 2"}
     last = asked(done, "train")[-1]
@@ -203,27 +207,27 @@ def test_each_group_averages_its_own_members(run_method):
         mean = sum(theta(last.replies[client]["model"]) for client in members) / 3  # equally many examples
         own = {name.split("/")[1]: entry for name, entry in done.model.items() if name.startswith(f"{group}/")}
         assert close(theta(own), mean)
-    judged = personal(done, LINEAR)
-    assert set(judged) == set("abcdef")
+    evaluated = personal(done, LINEAR)
+    assert set(evaluated) == set("abcdef")
     assert done.outcome.no_global
 
 
-def test_made_images_fill_up_what_members_lack(run_method):
-    data = two_worlds()
-    done = run_method("cluster_fedavg", data, model=LINEAR, settings=SHARED | {"beside": "made"}, rounds=1)
+def test_synthetic_images_top_up_what_members_lack(run_method):
+    data = two_kinds()
+    done = run_method("cluster_fedavg", data, model=LINEAR, settings=SHARED | {"top_up": True}, rounds=1)
     for client in data.clients:
         counts = np.bincount(data.train[client].y, minlength=3)
-        kept = np.bincount(done.state(client)["made"]["labels"], minlength=3)
+        kept = np.bincount(done.state(client)[KEPT]["labels"], minlength=3)
         assert (kept == counts.max() - counts).all()
     for wrong in ({"threshold": "none"}, {"local_data": "kept"}):
         with pytest.raises(UserError, match="needs groups, and local data of its own"):
-            run_method("cluster_fedavg", data, model=LINEAR, settings=SHARED | wrong | {"beside": "made"})
+            run_method("cluster_fedavg", data, model=LINEAR, settings=SHARED | wrong | {"top_up": True})
 
 
-def test_strangers_do_not_reach_a_group(run_method):
-    """The model of the first world is the same whatever the others have."""
+def test_clients_of_another_kind_do_not_reach_a_group(run_method):
+    """The model of the first group is the same whatever the others have."""
     settings = SHARED | {"threshold": "gap"}
-    whole = two_worlds(3, 3)
+    whole = two_kinds(3, 3)
     other = Clients({name: (part.x, part.y) for name, part in whole.train.items()}, 3)
     for client in "def":
         part = other.train[client]

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from federations import SMALL, Finished, farthest, same_bits, some_clients
 
-from fedsynth.components.class_counts import LET_OUT
+from fedsynth.components.class_counts import RELEASED
 from fedsynth.data.federated import FederatedData
-from fedsynth.methods.logit_adjustment import LogitAdjustmentRule
+from fedsynth.methods.logit_adjustment import LogitAdjustedObjective
 from fedsynth.privacy import PrivacyConfig, SampledGaussianEvent, epsilon
 from fedsynth.privacy.discrete import discrete_gaussian_histogram
 
@@ -29,7 +29,7 @@ def private(**values: Any) -> dict[str, Any]:
 
 def totals(finished: Finished) -> dict[str, float]:
     rows = finished.fed.participation.ledger.rows(DELTA)
-    return {client: row["epsilon"] for row in rows if row["kind"] == "total" for client in row["clients"]}
+    return {client: row.epsilon for row in rows if row.kind == "total" for client in row.clients}
 
 
 def test_on_whole_batches_without_noise_it_is_logit_adjustment(run_method: RunMethod) -> None:
@@ -52,30 +52,30 @@ def test_counts_and_rounds_are_charged_together(run_method: RunMethod) -> None:
     for client, n in sizes.items():
         steps = SampledGaussianEvent(rate=min(1, 16 / n), noise=2.0, steps=math.ceil(n / 16))
         assert totals(finished)[client] == pytest.approx(epsilon([counts, steps, steps], DELTA), rel=1e-9)
-    [total, *_] = [row for row in finished.fed.participation.ledger.rows(DELTA) if row["kind"] == "total"]
-    assert not total["not_covered"]
+    [total, *_] = [row for row in finished.fed.participation.ledger.rows(DELTA) if row.kind == "total"]
+    assert not total.not_covered
 
 
 def test_only_noisy_counts_enter_the_loss() -> None:
     """Other records under the same noisy counts: the same loss, bit for bit."""
-    rule, losses = LogitAdjustmentRule(), []
+    rule, losses = LogitAdjustedObjective(), []
     scores, labels = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1, 0])
     for own in ([0, 0, 1], [2, 2, 2]):
         counts = np.bincount(own, minlength=3)
         client = SimpleNamespace(
             schema=SimpleNamespace(classes=3),
-            state={LET_OUT: np.array([7, -2, 1])},
-            data=SimpleNamespace(train=SimpleNamespace(counts=lambda classes, counts=counts: counts)),
+            state={RELEASED: np.array([7, -2, 1])},
+            class_counts=lambda counts=counts: counts,
         )
-        made = [1, 1]  # images that were made for the client count as they are
-        visit: Any = SimpleNamespace(client=client, labels=torch.tensor([*own, *made]))
-        losses.append(rule.record_loss(visit)(scores, labels))
+        synthetic = [1, 1]  # they count as they are
+        local: Any = SimpleNamespace(client=client, labels=torch.tensor([*own, *synthetic]))
+        losses.append(rule.record_loss(local)(scores, labels))
     assert torch.equal(*losses)
     shares = torch.tensor([7, 2, 1]) + rule.smoothing
     assert float(losses[0]) == pytest.approx(float(F.cross_entropy(scores + (shares / shares.sum()).log(), labels)))
 
 
-def test_counts_that_another_phase_has_let_out_are_said_again_for_nothing(
+def test_counts_that_another_phase_has_released_are_released_again_for_nothing(
     digits: FederatedData, run_method: RunMethod
 ) -> None:
     settings = private(noise=2.0) | {"synthetic": "none", "static": False}
@@ -83,7 +83,7 @@ def test_counts_that_another_phase_has_let_out_are_said_again_for_nothing(
         run_method("gandalf", digits, model=SMALL["mlp"], settings=settings | more)
         for more in ({}, {"objective": "logit_adjusted"})
     )
-    first, again = [ask.replies for ask in adjusted.asks if ask.task == "count_classes"]
+    first, again = [ask.replies for ask in adjusted.asks if ask.name == "count_classes"]
     for client in digits.clients:
         assert np.array_equal(first[client]["counts"], again[client]["counts"])
     assert totals(adjusted) == totals(alone)
@@ -106,7 +106,7 @@ def test_with_tau_0_it_is_fedavg_and_no_counts_leave(digits: FederatedData, run_
     assert totals(plain) == totals(off)
 
 
-def test_training_in_turn_is_calibrated_to_a_target(run_method: RunMethod) -> None:
+def test_sequential_training_is_calibrated_to_a_target(run_method: RunMethod) -> None:
     settings = private(target=4.0) | {"synthetic": "none", "static": False, "counts_epsilon": 0.1}
     finished = run_method("gandalf", some_clients(30, 40), model=SMALL["mlp"], settings=settings, rounds=2)
     assert all(4 < found < 4.1 for found in totals(finished).values()), "the counts come on top"

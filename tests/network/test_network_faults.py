@@ -238,12 +238,12 @@ def test_a_resumed_run_goes_on_without_a_site_and_refuses_other_data(
     grid.spoil = lambda name, request, reply: [reply]
     grid.offline = {"1"}
     result = serve_run(grid, path, pause=0.01)
-    assert {row["client"] for row in result.summary["failures"]} == {"1"}
-    missed = result.summary["missed"][0]
-    assert missed["client"] == "1"
-    assert missed["rounds"] == [1, 2]
+    assert {row.client for row in result.summary.failures} == {"1"}
+    missed = result.summary.missed[0]
+    assert missed.client == "1"
+    assert missed.rounds == [1, 2]
     # What it holds is known where it was asked, before it was lost.
-    assert bool(missed["classes"]) == told
+    assert bool(missed.classes) == told
     assert ("did not tell" in missed_words(missed)) != told
     assert ("it holds" in (path / "report.html").read_text()) == told
     assert ("Which classes that cost is not known" in (path / "report.html").read_text()) != told

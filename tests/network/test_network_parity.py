@@ -15,7 +15,7 @@ from grids import InProcessGrid
 from safetensors.torch import load_file
 from sites import tables
 
-from fedsynth.engines.envelope import digest, envelope, opened, sealed
+from fedsynth.engines.envelope import digest, pack, seal, unpack
 from fedsynth.errors import UserError
 from fedsynth.experiment.config import make_experiment
 from fedsynth.experiment.folder import RunFolder
@@ -107,8 +107,8 @@ def test_the_same_bits_as_on_one_machine(method: str, site_files: Files, tmp_pat
         assert there.weights is not None
         assert_same_bits(here.weights, there.weights)
     for key in ("clients", "validation", "views", "rounds", "client_epochs", "privacy", "best"):
-        assert there.summary[key] == here.summary[key], key
-    assert there.summary["bytes"]["up"] == here.summary["bytes"]["up"]
+        assert getattr(there.summary, key) == getattr(here.summary, key), key
+    assert there.summary.bytes.up == here.summary.bytes.up
 
 
 def test_the_folder_is_that_of_a_local_run(site_files: Files, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_the_folder_is_that_of_a_local_run(site_files: Files, tmp_path: Path) ->
     left = [{p.name for p in result.path.iterdir()} for result in (here, there)]
     assert left[1] - left[0] == {"network.json", "progress.jsonl"}
     assert left[0] - left[1] == {"split.png"}
-    assert there.summary["test"]["accuracy"] is None
-    assert "no test set" in there.summary["test"]["reason"]
+    assert there.summary.test.accuracy is None
+    assert "no test set" in there.summary.test.reason
     assert there.model is not None
     manifest = json.loads((there.path / "manifest.json").read_text())
     assert set(manifest) == {"sites", "fingerprint", "shape", "classes", "clients"}
@@ -137,10 +137,10 @@ def test_class_counts_are_told_when_asked_for_and_entered_in_the_ledger(site_fil
         assert told["counts"]["per_client"][client] == {"train": counts["train"]}
     assert told["counts"]["per_class"] == {"train": local["counts"]["per_class"]["train"]}
     assert told["train_sizes"] == local["train_sizes"]
-    releases = [{row["release"] for row in result.summary["privacy"]} for result in (here, there)]
+    releases = [{row.release for row in result.summary.privacy} for result in (here, there)]
     assert releases[1] - releases[0] == {"class_counts.count_classes.counts"}, "a simulation knows without asking"
-    (row,) = [row for row in there.summary["privacy"] if row["release"] == "class_counts.count_classes.counts"]
-    assert (row["times"], row["proven"], row["clients"]) == (1, "none", ["0", "1", "2"])
+    (row,) = [row for row in there.summary.privacy if row.release == "class_counts.count_classes.counts"]
+    assert (row.times, row.proven, row.clients) == (1, "none", ["0", "1", "2"])
     assert (there.path / "split.png").is_file()
     assert (there.path / "clients.csv").read_text().splitlines()[0].startswith("client,train_examples,")
     assert_same_bits(here.weights or {}, there.weights or {})
@@ -155,8 +155,8 @@ def test_a_site_that_does_not_tell_its_counts_is_not_known_and_misses_nothing(
     manifest = json.loads((result.path / "manifest.json").read_text())
     assert set(manifest["counts"]["per_client"]) == {"0", "2"}
     assert not {"examples", "skew", "train_sizes"} & set(manifest)
-    assert [(row["client"], row["task"]) for row in result.summary["failures"]] == [("1", "class_counts.count_classes")]
-    assert result.summary["missed"] == []
+    assert [(row.client, row.task) for row in result.summary.failures] == [("1", "class_counts.count_classes")]
+    assert result.summary.missed == []
     text = (result.path / "report.html").read_text()
     assert "1 of 3 sites did not tell what they hold" in text
     assert "leaves out client 1" not in text
@@ -169,10 +169,10 @@ def test_sites_whose_counts_cannot_be_right_are_not_known(lie: list[Any], site_f
     def lying(name: str, request: Message, reply: Message) -> list[Message]:
         if request.metadata.message_type != "query.class_counts__count_classes":
             return [reply]
-        header, body = opened(reply.content)
+        header, body = unpack(reply.content)
         answer = decode(body)
         false = encode({**answer, "fields": {"counts": np.array(lie)}})
-        return [Message(envelope({**header, "id": digest(false)}, sealed(false)), reply_to=request)]
+        return [Message(pack({**header, "id": digest(false)}, seal(false)), reply_to=request)]
 
     grid.spoil = lying
     result = over_a_grid(sections("fedavg", tmp_path, "run", **ASKED), grid, tmp_path)
@@ -217,7 +217,7 @@ def test_gans_of_an_earlier_run_serve_where_the_sites_have_the_same_data(site_fi
     again = {"method": {**PFL_GAN, "name": "pfl_gan", "gans_from": str(donor.path)}}
     experiment = sections("pfl_gan", tmp_path, "again")
     taken = over_a_grid(experiment | again, InProcessGrid(files), tmp_path)
-    assert taken.summary["clients"] == donor.summary["clients"]
+    assert taken.summary.clients == donor.summary.clients
     (files["0"].with_name("state") / "salt").unlink()  # as good as other data: its fingerprint changes
     with pytest.raises(UserError, match="begun on other data"):
         over_a_grid(experiment | again | {"name": "other"}, InProcessGrid(files), tmp_path)
@@ -246,8 +246,8 @@ def test_a_method_that_protects_all_it_sends_runs_between_strict_sites(
         name="strict",
     )
     result = over_a_grid(experiment, InProcessGrid(site_files(extra=STRICT)), tmp_path)
-    assert result.summary["failures"] == []
-    rows = [row for row in result.summary["privacy"] if row["kind"] == "release"]
-    assert {row["against"] for row in rows} == {"everybody"}
+    assert result.summary.failures == []
+    rows = [row for row in result.summary.privacy if row.kind == "release"]
+    assert {row.against for row in rows} == {"everybody"}
     spent = list(tmp_path.rglob("spent.json"))
     assert len(spent) == 3

@@ -74,7 +74,11 @@ def test_a_good_request_is_carried_out(site: Site) -> None:
     [
         (b"", {}, "not a payload"),
         (b"\x80\x04\x95pickle", {}, "not a payload"),
-        (encode(request(task="test_network_site.ns_ecko")), {"task": "test_network_site.ns_ecko"}, f'Did you mean "{ECHO}"'),
+        (
+            encode(request(task="test_network_site.ns_ecko")),
+            {"task": "test_network_site.ns_ecko"},
+            f'Did you mean "{ECHO}"',
+        ),
         (encode(request()), {"task": "local_training.train"}, "says something else"),
         (encode(request()), {"site": "1"}, "not for this site"),
         (encode(request()), {"run": "../../etc"}, "names no run"),
@@ -232,7 +236,7 @@ def test_a_site_without_examples_to_train_on_does_not_take_part(tmp_path: Path) 
             way(config)
     nothing = Dataset(np.zeros((0, 1, 4, 4), np.float32), np.zeros(0, np.int64))
     with pytest.raises(DataError, match='Site "x" has no examples to train on'):
-        check_ready(SiteData("x", config.schema_.made(), ClientData(nothing, nothing, nothing)))
+        check_ready(SiteData("x", config.schema_.to_schema(), ClientData(nothing, nothing, nothing)))
 
 
 def test_a_strange_key_in_a_sites_file_is_named(site_files: Files) -> None:

@@ -135,8 +135,8 @@ def test_nobody_starts_a_run_from_outside(proxied: Proxied) -> None:
         engine = EngineConfig(name="flower", superlink=f"localhost:{port}", certificate=certificate, sites=("0",))
         with connection(engine) as flower:
             answers[port] = flower.call("list")
-    assert not answers[proxied.port].get("success")
-    assert answers[proxied.behind].get("success")
+    assert not answers[proxied.port].success
+    assert answers[proxied.behind].success
 
 
 def test_plaintext_is_refused(proxied: Proxied) -> None:

@@ -33,11 +33,11 @@ def noisy(mu: float = 0.5, **values) -> Guarantee:
 
 
 def totals(ledger: Ledger) -> list[dict]:
-    return [row for row in ledger.rows(DELTA) if row["kind"] == "total"]
+    return [row for row in ledger.rows(DELTA) if row.kind == "total"]
 
 
 def releases(ledger: Ledger) -> list[dict]:
-    return [row for row in ledger.rows(DELTA) if row["kind"] == "release"]
+    return [row for row in ledger.rows(DELTA) if row.kind == "release"]
 
 
 def test_clients_with_the_same_history_share_a_row():
@@ -45,13 +45,13 @@ def test_clients_with_the_same_history_share_a_row():
     for client in ("0", "1", "2", "10"):
         for _ in range(2 if client == "2" else 1):
             ledger.record(client, "share", {"sums": noisy()}, WHAT)
-    one, two = sorted(releases(ledger), key=lambda row: row["times"])
-    assert (one["clients"], one["times"]) == (["0", "1", "10"], 1)
-    assert (two["clients"], two["times"]) == (["2"], 2)
-    assert one["epsilon"] == pytest.approx(1.9931, abs=6e-5)
-    assert one["proven"] == "ε = 1.993 (record level, add or remove one, δ = 1e-05, against everybody)"
-    assert two["epsilon"] == pytest.approx(gaussian_epsilon(0.5 * math.sqrt(2), DELTA))
-    assert [row["clients"] for row in totals(ledger)] == [["2"], ["0", "1", "10"]]
+    one, two = sorted(releases(ledger), key=lambda row: row.times)
+    assert (one.clients, one.times) == (["0", "1", "10"], 1)
+    assert (two.clients, two.times) == (["2"], 2)
+    assert one.epsilon == pytest.approx(1.9931, abs=6e-5)
+    assert one.proven == "ε = 1.993 (record level, add or remove one, δ = 1e-05, against everybody)"
+    assert two.epsilon == pytest.approx(gaussian_epsilon(0.5 * math.sqrt(2), DELTA))
+    assert [row.clients for row in totals(ledger)] == [["2"], ["0", "1", "10"]]
 
 
 def test_a_total_names_what_it_leaves_out():
@@ -60,13 +60,13 @@ def test_a_total_names_what_it_leaves_out():
     ledger.record("0", "train", {"model": None, "means": Guarantee.none("noise", "the filter")}, WHAT)
     ledger.record("0", "share", {"sums": noisy(unit="client")}, WHAT)
     client, record = totals(ledger)
-    assert (record["unit"], record["epsilon"]) == ("record", pytest.approx(1.9931, abs=6e-5))
-    assert record["covered"] == "share.sums"
-    assert record["not_covered"] == (
+    assert (record.unit, record.epsilon) == ("record", pytest.approx(1.9931, abs=6e-5))
+    assert record.covered == "share.sums"
+    assert record.not_covered == (
         "train.model; train.means; share.sums (protected per client, add or remove one: not part of this sum)"
     )
-    assert record["proven"].endswith("for the protected releases alone")
-    assert client["unit"] == "client"
+    assert record.proven.endswith("for the protected releases alone")
+    assert client.unit == "client"
 
 
 def test_guarantees_of_one_release_that_differ_are_added_up():
@@ -74,20 +74,20 @@ def test_guarantees_of_one_release_that_differ_are_added_up():
     for mu in (0.3, 0.4):
         ledger.record("0", "share", {"sums": noisy(mu)}, WHAT)
     [row] = releases(ledger)
-    assert row["times"] == 2
-    assert row["epsilon"] == pytest.approx(1.9931, abs=6e-5)
-    assert row["mechanism"] == "Gaussian noise, μ = 0.3; Gaussian noise, μ = 0.4"
+    assert row.times == 2
+    assert row.epsilon == pytest.approx(1.9931, abs=6e-5)
+    assert row.mechanism == "Gaussian noise, μ = 0.3; Gaussian noise, μ = 0.4"
 
 
 def test_a_release_that_was_protected_once_and_once_not_has_two_rows():
     ledger = Ledger()
     ledger.record("0", "share", {"sums": noisy()}, WHAT)
     ledger.record("0", "share", {"sums": None}, WHAT)
-    assert {row["proven"] for row in releases(ledger)} == {
+    assert {row.proven for row in releases(ledger)} == {
         "none",
         "ε = 1.993 (record level, add or remove one, δ = 1e-05, against everybody)",
     }
-    assert totals(ledger)[0]["not_covered"] == "share.sums"
+    assert totals(ledger)[0].not_covered == "share.sums"
 
 
 def test_different_mechanisms_compose_in_the_total():
@@ -98,7 +98,7 @@ def test_different_mechanisms_compose_in_the_total():
         ledger.record("0", "train", {"model": steps}, WHAT)
     ledger.record("0", "share", {"sums": laplace}, WHAT)
     expected = epsilon({laplace.events[0]: 1, steps.events[0]: 3}, DELTA)
-    assert totals(ledger)[0]["epsilon"] == expected
+    assert totals(ledger)[0].epsilon == expected
     assert ledger.spent("0", "record", DELTA) == expected
     assert ledger.spent("0", "client", DELTA) == 0
     assert ledger.spent("nobody", "record", DELTA) == 0
@@ -128,27 +128,25 @@ def test_what_is_declared_is_what_is_recorded(history):
             told.setdefault((client, f"{task}.{name}", scope), []).append(guarantee)
     shown = {}
     for row in releases(ledger):
-        for client in row["clients"]:
-            scope = (
-                (row["unit"], row["adjacency"]) if row["unit"] else "unproven" if row["mechanism"] != "none" else None
-            )
-            assert (client, row["release"], scope) not in shown
-            shown[client, row["release"], scope] = row
+        for client in row.clients:
+            scope = (row.unit, row.adjacency) if row.unit else "unproven" if row.mechanism != "none" else None
+            assert (client, row.release, scope) not in shown
+            shown[client, row.release, scope] = row
     assert set(shown) == set(told)
     for key, given_ in told.items():
-        assert shown[key]["times"] == len(given_)
+        assert shown[key].times == len(given_)
         proofs = [event for g in given_ if g is not None for event in g.events]
-        assert shown[key]["epsilon"] == (pytest.approx(epsilon(proofs, DELTA), rel=1e-9) if proofs else None)
-    summed = {(c, row["unit"], row["adjacency"]): row for row in totals(ledger) for c in row["clients"]}
+        assert shown[key].epsilon == (pytest.approx(epsilon(proofs, DELTA), rel=1e-9) if proofs else None)
+    summed = {(c, row.unit, row.adjacency): row for row in totals(ledger) for c in row.clients}
     scopes = {(client, *scope) for client, _, scope in told if isinstance(scope, tuple)}
     assert set(summed) == scopes
     for client, *scope in scopes:
         inside = [g for (c, _, s), gs in told.items() if c == client and s == tuple(scope) for g in gs]
         expected = epsilon([event for g in inside for event in g.events], DELTA)
         row = summed[client, *scope]
-        assert row["epsilon"] == pytest.approx(expected, rel=1e-9)
+        assert row.epsilon == pytest.approx(expected, rel=1e-9)
         outside = {release for (c, release, s) in told if c == client and s != tuple(scope)}
-        assert {part.split(" (")[0] for part in row["not_covered"].split("; ") if part} == outside
+        assert {part.split(" (")[0] for part in row.not_covered.split("; ") if part} == outside
 
 
 @settings(deadline=None)
@@ -189,7 +187,7 @@ def test_words_for_nothing_protected():
         "Evaluation sent right answers, without a guarantee.",
         "All that left a client together: no finite ε, because some of it has no guarantee.",
     ]
-    assert [row["evaluation"] for row in ledger.rows(DELTA)] == [False, False, True]
+    assert [row.evaluation for row in ledger.rows(DELTA)] == [False, False, True]
 
 
 def test_words_for_all_protected():

@@ -15,14 +15,13 @@ from hypothesis.extra.numpy import arrays
 from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.privacy import epsilon
 from fedsynth.privacy.discrete import discrete_gaussian, discrete_gaussian_delta, discrete_gaussian_histogram
-from fedsynth.privacy.guarantee import DiscreteGaussianEvent, GaussianEvent, LaplaceEvent
+from fedsynth.privacy.guarantee import DiscreteGaussianEvent, GaussianEvent
 from fedsynth.privacy.mechanisms import (
     add_gaussian,
     add_laplace,
     clip_rows,
     clip_weights,
     gaussian_event,
-    laplace_event,
 )
 
 values = st.floats(-1e6, 1e6, width=32)
@@ -102,7 +101,6 @@ def test_noise_keeps_the_type_and_comes_from_the_generator():
 
 def test_noise_has_its_event():
     assert gaussian_event(std=4.0, sensitivity=2.0) == GaussianEvent(mu=0.5)
-    assert laplace_event(scale=4.0, sensitivity=2.0) == LaplaceEvent(scale=2.0)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from fedsynth.privacy.secure_sum import (
     Secrets,
     SecureSumError,
     check_keys,
-    disclosed,
+    disclose,
     enough,
     from_words,
     heaviest,
-    masked,
+    mask,
     shares_for,
     to_words,
     unmask,
@@ -45,11 +45,11 @@ class Session:
         self.own = {name: own for name, (_, own) in made.items()}
 
     def masked(self, name: str, plain: np.ndarray) -> np.ndarray:
-        return masked(name, self.secrets[name], self.keys, self.names, plain)
+        return mask(name, self.secrets[name], self.keys, self.names, plain)
 
     def disclosed(self, name: str, stayed: Sequence[str], left: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         sealed = {sender: box[name] for sender, box in self.sealed.items() if sender != name}
-        return disclosed(name, self.secrets[name], self.keys, self.own[name], sealed, stayed, left)
+        return disclose(name, self.secrets[name], self.keys, self.own[name], sealed, stayed, left)
 
     def opened(self, sent: dict[str, np.ndarray], helpers: Sequence[str]) -> np.ndarray:
         stayed, left = list(sent), [name for name in self.names if name not in sent]

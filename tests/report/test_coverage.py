@@ -7,7 +7,8 @@ from pathlib import Path
 
 from folders import put, write_run
 
-from fedsynth.data.described import DescribedData
+from fedsynth.components.class_counts import count_classes
+from fedsynth.data.run_data import DescribedData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.port import Failure
 from fedsynth.federation.timeline import COLUMNS
@@ -28,23 +29,23 @@ def failing(*tasks: tuple[str, int]) -> Participation:
 
 def test_shares_are_told_where_all_sites_told_what_they_hold() -> None:
     (missed,) = missed_clients(failing(("train", 2)), SITES.with_counts({"a": [1, 5], "b": [3, 0]}), counted=True)
-    assert missed == {"client": "b", "rounds": [2], "classes": {"cat": 0.75}}
+    assert missed.as_dict() == {"client": "b", "rounds": [2], "classes": {"cat": 0.75}}
     assert missed_words(missed).endswith("in round 2; it holds 75% of class cat")
 
 
 def test_no_share_is_told_of_what_only_some_hold() -> None:
     for data in (SITES, SITES.with_counts({"b": [3, 0]})):
         (missed,) = missed_clients(failing(("train", 2)), data)
-        assert missed["classes"] is None
+        assert missed.classes is None
         assert "the sites did not tell what they hold" in missed_words(missed)
 
 
 def test_who_did_not_tell_its_counts_for_the_report_misses_nothing_by_that() -> None:
     known = SITES.with_counts({"a": [1, 5]})
-    assert missed_clients(failing(("count_classes", 0)), known, counted=True) == []
-    twice = failing(("count_classes", 0), ("count_classes", 0))  # the second time the method asked
-    assert missed_clients(twice, known, counted=True)[0]["rounds"] == [0]
-    assert missed_clients(failing(("count_classes", 0)), SITES)[0]["rounds"] == [0]
+    assert missed_clients(failing((count_classes.name, 0)), known, counted=True) == []
+    twice = failing((count_classes.name, 0), (count_classes.name, 0))  # the second time the method asked
+    assert missed_clients(twice, known, counted=True)[0].rounds == [0]
+    assert missed_clients(failing((count_classes.name, 0)), SITES)[0].rounds == [0]
 
 
 def test_a_manifest_holds_what_the_sites_told_and_no_more() -> None:
@@ -61,7 +62,7 @@ def test_a_run_that_has_asked_for_counts_alone_has_a_report(tmp_path: Path) -> N
     put(run / "config.json", config | {"evaluation": {"class_counts": True}})
     manifest = json.loads((run / "manifest.json").read_text())
     put(run / "manifest.json", manifest | {"sites": {"0": ABOUT}, "counts": {}})
-    lines = [",".join(COLUMNS), "0,count_classes,0,0,1,0,0,answered"]
+    lines = [",".join(COLUMNS), f"0,{count_classes.name},0,0,1,0,0,answered"]
     (run / "timeline.csv").write_text("\n".join(lines) + "\n")
     file, page = write_report([run])
     assert page.problems == []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fedsynth
 from fedsynth.report.csv_files import plain_cell, read_rows, safe_cell, write_csv
 from fedsynth.report.reading import read_run
-from fedsynth.studies.compare import own_accuracies
+from fedsynth.studies.work import own_accuracies
 
 FORMULA = "=cmd|' C calc'!A0"
 

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from folders import summary
 
-from fedsynth.report.controls import NOT_TRANSFER, control_verdicts, verdict_lines
+from fedsynth.evaluation.results import DataSummary, RunSummary
+from fedsynth.report.controls import NOT_TRANSFER, ControlVerdict, control_verdicts, verdict_lines
 from fedsynth.report.tables import comparison_rows
 
 
-def runs(label: str, *accuracies: float | None) -> list[dict[str, Any]]:
+def runs(label: str, *accuracies: float | None) -> list[RunSummary]:
     """The summaries of a row, a seed per accuracy."""
     method = label.split(": ")[0]
+    kept = summary(method, 0, 0.0, "same", ["0"], rounds=1, failures=[], classes=2)
+    kept |= {"label": label, "clients": {"n": 0}, "client_epochs": 1, "seconds": 1}
     return [
-        {
-            "method": method,
-            "label": label,
-            "seed": seed,
-            "data": {"split": "same"},
-            "test": {"accuracy": accuracy, "class_variance": 1.0},
-            "clients": {"n": 0},
-            "bytes": {"up": 1, "down": 1},
-            "client_epochs": 1,
-            "seconds": 1,
-        }
+        RunSummary.model_validate({**kept, "seed": seed, "test": {"accuracy": accuracy, "class_variance": 1.0}})
         for seed, accuracy in enumerate(accuracies)
     ]
 
 
-def judged(**rows: tuple[float | None, ...]) -> dict[str, dict[str, Any]]:
+def verdicts_of(**rows: tuple[float | None, ...]) -> dict[str, ControlVerdict]:
     """The verdicts on a method "made" with these controls, by control."""
     summaries = [s for name, values in rows.items() for s in runs(LABELS[name], *values)]
-    return {verdict["control"]: verdict for verdict in control_verdicts(summaries)}
+    return {verdict.control: verdict for verdict in control_verdicts(summaries)}
 
 
 LABELS = {
@@ -45,16 +37,16 @@ LABELS = {
 
 
 def test_gains_are_paired_by_seed() -> None:
-    found = judged(made=(0.80, 0.60, 0.70), without=(0.78, 0.57, 0.66), noise=(0.79, 0.58, 0.67))
+    found = verdicts_of(made=(0.80, 0.60, 0.70), without=(0.78, 0.57, 0.66), noise=(0.79, 0.58, 0.67))
     noise = found["noise"]
-    assert noise["n"] == 3
-    assert noise["gain"] == pytest.approx(3.0)
-    assert noise["gain_std"] == pytest.approx(1.0), "not the spread of the accuracies, which is ten times larger"
-    assert noise["control_gain"] == pytest.approx(1.0)
-    assert noise["control_gain_std"] == pytest.approx(0.0)
-    assert noise["difference"] == pytest.approx(2.0)
-    assert noise["difference_std"] == pytest.approx(1.0)
-    assert found["without synthesis"]["difference"] == found["without synthesis"]["gain"] == noise["gain"]
+    assert noise.n == 3
+    assert noise.gain == pytest.approx(3.0)
+    assert noise.gain_std == pytest.approx(1.0), "not the spread of the accuracies, which is ten times larger"
+    assert noise.control_gain == pytest.approx(1.0)
+    assert noise.control_gain_std == pytest.approx(0.0)
+    assert noise.difference == pytest.approx(2.0)
+    assert noise.difference_std == pytest.approx(1.0)
+    assert found["without synthesis"].difference == found["without synthesis"].gain == noise.gain
 
 
 @pytest.mark.parametrize(
@@ -69,37 +61,37 @@ def test_gains_are_paired_by_seed() -> None:
     ],
 )
 def test_noise_that_gives_as_much_is_named(noise: tuple[float, ...], transfer: bool) -> None:
-    found = judged(made=(0.8, 0.8, 0.8), without=(0.7, 0.7, 0.7), noise=noise)["noise"]
-    assert (found["verdict"] == NOT_TRANSFER) is not transfer
+    found = verdicts_of(made=(0.8, 0.8, 0.8), without=(0.7, 0.7, 0.7), noise=noise)["noise"]
+    assert (found.verdict == NOT_TRANSFER) is not transfer
     [line] = [line for line in verdict_lines([found]) if "noise" in line]
     assert line.endswith("noise gives as much: the gain is not knowledge transfer") is not transfer
 
 
 def test_one_seed_is_a_single_run_without_spread() -> None:
-    found = judged(made=(0.8,), without=(0.7,), noise=(0.8,))
-    assert {verdict["verdict"] for verdict in found.values()} == {"single run"}
-    assert found["noise"]["gain_std"] is None
+    found = verdicts_of(made=(0.8,), without=(0.7,), noise=(0.8,))
+    assert {verdict.verdict for verdict in found.values()} == {"single run"}
+    assert found["noise"].gain_std is None
     lines = verdict_lines(list(found.values()))[1:]
     assert all("single run" in line and "±" not in line and "n = 1" in line for line in lines)
     assert not any("knowledge" in line for line in lines)
 
 
 def test_a_method_without_a_gain_is_told_so() -> None:
-    found = judged(made=(0.8, 0.8), without=(0.81, 0.79), noise=(0.7, 0.7))
-    assert found["without synthesis"]["verdict"] == "no gain beyond the standard error"
-    assert judged(made=(0.8, 0.8), without=(0.7, 0.71), noise=(0.7, 0.7))["without synthesis"]["verdict"] == ""
+    found = verdicts_of(made=(0.8, 0.8), without=(0.81, 0.79), noise=(0.7, 0.7))
+    assert found["without synthesis"].verdict == "no gain beyond the standard error"
+    assert verdicts_of(made=(0.8, 0.8), without=(0.7, 0.71), noise=(0.7, 0.7))["without synthesis"].verdict == ""
 
 
 def test_other_controls_and_logit_adjustment_inform_without_a_verdict() -> None:
-    found = judged(made=(0.8, 0.8), without=(0.7, 0.7), real=(0.9, 0.92), logit=(0.85, 0.85))
+    found = verdicts_of(made=(0.8, 0.8), without=(0.7, 0.7), real=(0.9, 0.92), logit=(0.85, 0.85))
     assert list(found) == ["without synthesis", "real samples", "logit_adjustment"]
-    assert found["real samples"]["difference"] == pytest.approx(-11.0)
-    assert found["logit_adjustment"]["control_gain"] == pytest.approx(15.0)
-    assert found["real samples"]["verdict"] == found["logit_adjustment"]["verdict"] == ""
+    assert found["real samples"].difference == pytest.approx(-11.0)
+    assert found["logit_adjustment"].control_gain == pytest.approx(15.0)
+    assert found["real samples"].verdict == found["logit_adjustment"].verdict == ""
 
 
 def test_every_line_has_the_gains_of_the_method_and_of_the_control() -> None:
-    verdicts = judged(made=(0.80, 0.60), without=(0.78, 0.57), noise=(0.79, 0.58))
+    verdicts = verdicts_of(made=(0.80, 0.60), without=(0.78, 0.57), noise=(0.79, 0.58))
     legend, first, second = verdict_lines(list(verdicts.values()))
     assert "global test" in legend
     assert first == "made gains +2.50 ± 0.71 over its run without synthesis (n = 2)"
@@ -110,17 +102,17 @@ def test_every_line_has_the_gains_of_the_method_and_of_the_control() -> None:
 
 
 def test_controls_without_a_run_to_gain_over_are_compared_directly() -> None:
-    found = judged(made=(0.8, 0.8), noise=(0.8, 0.81))["noise"]
-    assert (found["gain"], found["control_gain"]) == (None, None)
+    found = verdicts_of(made=(0.8, 0.8), noise=(0.8, 0.81))["noise"]
+    assert (found.gain, found.control_gain) == (None, None)
     assert verdict_lines([found])[1].startswith("made − noise: -0.50 ± 0.71 (n = 2); noise gives as much")
 
 
 def test_seeds_without_a_global_model_are_left_out() -> None:
-    found = judged(made=(0.8, 0.6, 0.7), without=(0.7, 0.5, 0.6), noise=(None, 0.5, 0.6))
-    assert found["noise"]["n"] == 2
-    assert found["without synthesis"]["n"] == 3
-    nothing = judged(made=(None,), without=(None,), noise=(None,))["noise"]
-    assert nothing["n"] == 0
+    found = verdicts_of(made=(0.8, 0.6, 0.7), without=(0.7, 0.5, 0.6), noise=(None, 0.5, 0.6))
+    assert found["noise"].n == 2
+    assert found["without synthesis"].n == 3
+    nothing = verdicts_of(made=(None,), without=(None,), noise=(None,))["noise"]
+    assert nothing.n == 0
     assert "no accuracy on the global test" in verdict_lines([nothing])[1]
 
 
@@ -131,17 +123,16 @@ def test_without_controls_there_is_nothing_to_say() -> None:
 
 def test_a_table_has_a_row_per_label() -> None:
     rows = comparison_rows([*runs("made", 0.8, 0.6), *runs("made: noise", 0.5, 0.3), *runs("fedavg", 0.1, 0.1)])
-    assert [row["method"] for row in rows] == ["made", "made: noise", "fedavg"]
-    assert [row["test"] for row in rows] == pytest.approx([0.7, 0.4, 0.1])
-    plain = runs("fedavg", 0.1)[0]
-    del plain["label"]
-    assert comparison_rows([plain])[0]["method"] == "fedavg"
+    assert [row.method for row in rows] == ["made", "made: noise", "fedavg"]
+    assert [row.test for row in rows] == pytest.approx([0.7, 0.4, 0.1])
+    plain = runs("fedavg", 0.1)[0].model_copy(update={"label": ""})
+    assert comparison_rows([plain])[0].method == "fedavg"
 
 
 def test_the_share_made_worse_than_alone_is_taken_client_by_client_on_the_same_split():
-    def run(label: str, seed: int, split: str, **accuracy: float) -> dict[str, Any]:
-        made = runs(label, 0.5)[0]
-        return {**made, "seed": seed, "data": {"split": split}, "per_client": accuracy}
+    def run(label: str, seed: int, split: str, **accuracy: float) -> RunSummary:
+        data = DataSummary(name="digits", clients=len(accuracy), split=split)
+        return runs(label, 0.5)[0].model_copy(update={"seed": seed, "data": data, "per_client": accuracy})
 
     rows = comparison_rows(
         [
@@ -152,7 +143,7 @@ def test_the_share_made_worse_than_alone_is_taken_client_by_client_on_the_same_s
             run("stranger", 0, "z", a=0.0),
         ]
     )
-    by_name = {row["method"]: row for row in rows}
-    assert by_name["new"]["worse"] == pytest.approx((1 / 3 + 0) / 2)
-    assert by_name["local"]["worse"] is None
-    assert by_name["stranger"]["worse"] is None
+    by_name = {row.method: row for row in rows}
+    assert by_name["new"].worse == pytest.approx((1 / 3 + 0) / 2)
+    assert by_name["local"].worse is None
+    assert by_name["stranger"].worse is None

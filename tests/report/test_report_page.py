@@ -95,7 +95,7 @@ def test_what_a_run_folder_says_is_text_and_never_markup(run):
     manifest["counts"]["per_client"] = {EVIL: {"train": [1] * 10}}
     put(run / "manifest.json", manifest)
     summary = json.loads((run / "summary.json").read_text())
-    summary |= {"notes": [EVIL], "method": EVIL, "seed": EVIL}
+    summary |= {"notes": [EVIL], "method": EVIL}
     summary["privacy"][0] |= {"what": EVIL, "clients": [EVIL]}
     put(run / "summary.json", summary)
     put(
@@ -109,9 +109,13 @@ def test_what_a_run_folder_says_is_text_and_never_markup(run):
     with (run / "timeline.csv").open("a") as file:
         file.write(f'"{EVIL.replace(chr(34), chr(34) * 2)}",train,1,0,1,0,0,timeout\n')
     put(run / "versions.json", names)
-    text = make_page([run]).html()
-    assert not [tag for tag, _ in Tags(text).found if tag in ("script", "img")]
-    assert text.count("&lt;script&gt;") > 10
+    for seed in (0, EVIL):
+        put(run / "summary.json", summary | {"seed": seed})
+        page = make_page([run])
+        text = page.html()
+        assert not [tag for tag, _ in Tags(text).found if tag in ("script", "img")]
+        assert text.count("&lt;script&gt;") > 10
+        assert [problem for problem in page.problems if "seed: " in problem] == page.problems[: seed == EVIL]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from fedsynth.federation import tasks
 from fedsynth.federation.methods import all_methods
 from fedsynth.studies.verify import verify_method
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "my_method.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "my_method.py"
 GAN = {"gan_steps": 2, "visit_steps": 2, "gan_channels": 2, "gan_latent": 3}
 LIKE = {
     "gan_steps": 2,

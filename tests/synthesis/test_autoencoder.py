@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsynth.data import archives
+from fedsynth.data.readers import archives
 from fedsynth.errors import UserError
 from fedsynth.learning.weights import weights_of
 from fedsynth.synthesis.autoencoder import (

@@ -1,19 +1,30 @@
-"""What is lacking and who makes it: figure 4 by hand, and what holds for any numbers."""
+"""What is lacking and who generates it: figure 4 by hand, and what holds for any numbers."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedsynth.components.filling import amounts, choose_generators, drop_surplus, share_out, shortage, split_exactly
+from fedsynth.synthesis.class_balance import (
+    abundant_classes,
+    amounts,
+    decidedly_scarce,
+    drop_surplus,
+    scarce_classes,
+    share_out,
+    shortage_to_largest,
+    split_exactly,
+    wanted_of_scarce,
+)
 
 HEARTS, STARS, TRIANGLES = 0, 1, 2
 
 
 def test_figure_4():
-    lacking = shortage(np.array([4, 2, 0]))
+    lacking = shortage_to_largest(np.array([4, 2, 0]))
     assert lacking.tolist() == [0, 2, 4]
     stars_and_triangles = np.array([[0, 0], [1, 0], [0, 1]])
     assert amounts(stars_and_triangles, lacking, 1.0).tolist() == [2, 4]
@@ -29,25 +40,10 @@ def test_no_negative_amounts_where_the_pseudo_inverse_has_some():
     assert amounts(mixes, lacking, 1.0).tolist() == [0, 8]
 
 
-def test_a_class_that_nobody_has_is_not_made():
+def test_a_class_that_nobody_has_is_not_generated():
     mixes = np.array([[1.0, 0], [0, 1], [0, 0]])
     assert amounts(mixes, np.array([3, 5, 7]), 1.0).tolist() == [3, 5]
     assert amounts(np.zeros((3, 2)), np.array([3, 5, 7]), 1.0).tolist() == [0, 0]
-
-
-def test_generators_of_what_the_client_lacks_are_chosen():
-    client = np.array([8, 1, 1, 0])
-    mixes = [np.array([8, 1, 1, 0]), np.array([0, 0, 1, 9]), np.array([1, 5, 4, 0])]
-    assert choose_generators(client, mixes, 1) == [1]
-    assert choose_generators(client, mixes, 2) == [1, 2]
-    assert choose_generators(client, mixes, 9) == [1, 2, 0]
-    assert choose_generators(client, [client, client, client], 2) == [0, 1]  # ties in their order
-
-
-def test_what_a_group_lacks_does_not_make_it_useful():
-    """Group 0 has nothing but what the client has; the other way round its divergence would be the larger."""
-    client = np.array([5, 5, 0])
-    assert choose_generators(client, [np.array([1, 0, 0]), np.array([4, 4, 2])], 1) == [1]
 
 
 def test_conditional_generators_share_each_class_by_what_they_saw_of_it():
@@ -115,3 +111,24 @@ def test_no_class_has_more_than_wanted_after_the_drop(labels, limit):
     counts = np.bincount(labels, minlength=4)
     assert np.array_equal(np.bincount(labels[kept], minlength=4), np.minimum(counts, wanted))
     assert (np.diff(kept) > 0).all()
+
+
+def test_lists_of_classes():
+    counts = np.array([5, 0, 9, 1, 0])
+    assert abundant_classes(counts, 2) == [2, 0]
+    assert abundant_classes(counts, 5) == [2, 0, 3]
+    assert scarce_classes(counts, 3) == [1, 4, 3]
+    assert decidedly_scarce(counts) == 3
+    assert decidedly_scarce(np.array([4, 4, 4])) == 1
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_ties_between_classes_fall_to_the_first(n):
+    assert scarce_classes(np.zeros(6, dtype=int), n) == list(range(n))
+
+
+def test_scarce_classes_are_wanted_up_to_the_quota_or_an_even_share():
+    counts = np.array([0, 10, 2, 28])
+    assert wanted_of_scarce(counts, "auto", "even").tolist() == [10, 0, 8, 0]
+    assert wanted_of_scarce(counts, 1, 5).tolist() == [5, 0, 0, 0]
+    assert wanted_of_scarce(counts, 3, "even").tolist() == [10, 0, 8, 0]

@@ -16,23 +16,25 @@ from fedsynth.errors import UserError
 from fedsynth.learning.effort import measured_effort
 from fedsynth.synthesis import gan_training
 from fedsynth.synthesis.gan import (
-    DEFAULTS,
-    PUBLISHED,
     Gan,
     GanSpec,
-    GanTraining,
+    TrainingImages,
     build_gan,
     generator_weights,
     load_gan,
     load_generator,
     make_images,
-    train_gan,
+    mean_distance,
 )
-from fedsynth.synthesis.gan_images import Images
-from fedsynth.synthesis.gan_training import gradient_penalty, r1_penalty
+from fedsynth.synthesis.gan_training import GanTraining, ImageBatches, gradient_penalty, r1_penalty, train_gan
 
 KINDS = ["wgan_gp", "r1", "vae"]
 SMALL = GanTraining(batch_size=6)
+TRAINED = {
+    "wgan_gp": GanTraining(),
+    "r1": GanTraining(batch_size=64, critic_steps=1),
+    "vae": GanTraining(batch_size=64, betas=(0.9, 0.999)),
+}
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -63,7 +65,7 @@ def test_any_shape_and_any_number_of_images(kind, conditional, shape, n):
     how = spec(kind, conditional)
     gan = build_gan(how, shape, 3, seed=1)
     x, y = images(n, shape)
-    fit = train_gan(gan, x, y, SMALL, 2, rng())
+    fit = train_gan(gan, TrainingImages(x, y), SMALL, 2, rng())
     assert fit.steps == 2
     assert math.isfinite(fit.generator_loss + fit.critic_loss)
     made = make_images(gan.generator, how, y if conditional else None, rng(), None if conditional else n)
@@ -74,7 +76,7 @@ def test_any_shape_and_any_number_of_images(kind, conditional, shape, n):
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 65, 40)])
 def test_usual_and_large_images(shape):
     gan = build_gan(spec(), shape, 3, seed=0)
-    assert math.isfinite(train_gan(gan, *images(4, shape), SMALL, 1, rng()).critic_loss)
+    assert math.isfinite(train_gan(gan, TrainingImages(*images(4, shape)), SMALL, 1, rng()).critic_loss)
 
 
 def critic_of(conditional: bool) -> tuple[Gan, torch.Tensor, torch.Tensor | None]:
@@ -123,14 +125,14 @@ def test_a_critics_step_by_hand(monkeypatch):
     gan, twin = (build_gan(spec(), (1, 8, 8), 3, seed=0).double() for _ in range(2))
     x, y = images(7)
     seen: dict[str, torch.Tensor] = {}
-    inner = gan_training._Adversaries.critic_loss
+    inner = gan_training._AdversarialSteps.critic_loss
 
     def noted(self, real, made, labels, draw):
         seen.update(real=real, made=made, labels=labels, mix=torch.rand((4, 1, 1, 1), generator=draw.clone_state()))
         return inner(self, real, made, labels, draw)
 
-    monkeypatch.setattr(gan_training._Adversaries, "critic_loss", noted)
-    train_gan(gan, x, y, training, 1, rng())
+    monkeypatch.setattr(gan_training._AdversarialSteps, "critic_loss", noted)
+    train_gan(gan, TrainingImages(x, y), training, 1, rng())
     real, made, labels, mix = (seen[name] for name in ("real", "made", "labels", "mix"))
     at = (mix * real + (1 - mix) * made).requires_grad_()
     (slope,) = torch.autograd.grad(twin.critic(at, labels).sum(), at, create_graph=True)
@@ -147,9 +149,11 @@ def test_r1_is_taken_in_one_of_eight_critic_steps(monkeypatch):
     monkeypatch.setattr(gan_training, "r1_penalty", lambda *a: taken.append(1) or inner(*a))
     gan = build_gan(spec("r1"), (1, 8, 8), 3, seed=0)
     training = GanTraining(batch_size=2, critic_steps=2)
-    fit = train_gan(gan, *images(6), training, 4, rng())
+    fit = train_gan(gan, TrainingImages(*images(6)), training, 4, rng())
     assert len(taken) == 1
-    train_gan(gan, *images(6), training, 5, rng(), fit.moments)  # critic steps 8 to 17: the 8th and the 16th
+    train_gan(
+        gan, TrainingImages(*images(6)), training, 5, rng(), fit.moments
+    )  # critic steps 8 to 17: the 8th and the 16th
     assert len(taken) == 3
 
 
@@ -161,7 +165,7 @@ def test_the_generator_of_r1_is_a_running_average_of_the_one_that_learns():
     moments, numbers, mean = None, rng(), weight.detach().clone()
     assert torch.equal(gan.generator.linear.weight, mean)
     for step in (1, 2, 3):
-        moments = train_gan(gan, *images(6), training, 1, numbers, moments).moments
+        moments = train_gan(gan, TrainingImages(*images(6)), training, 1, numbers, moments).moments
         mean = mean.lerp(weight.detach(), 1 - min(0.15, step / (step + 10)))
         assert torch.allclose(gan.generator.linear.weight, mean, atol=1e-6)
     assert not torch.allclose(mean, weight, atol=1e-4)
@@ -172,15 +176,15 @@ def test_the_generator_of_r1_is_a_running_average_of_the_one_that_learns():
 def test_two_visits_with_moments_are_one(kind):
     x, y = images(11)
     whole, parts = (build_gan(spec(kind), (1, 8, 8), 3, seed=0) for _ in range(2))
-    straight = train_gan(whole, x, y, SMALL, 9, rng())
+    straight = train_gan(whole, TrainingImages(x, y), SMALL, 9, rng())
     numbers = rng()
-    first = train_gan(parts, x, y, SMALL, 4, numbers)
+    first = train_gan(parts, TrainingImages(x, y), SMALL, 4, numbers)
     carried = load_gan(spec(kind), (1, 8, 8), 3, parts.weights())  # as over a network
-    second = train_gan(carried, x, y, SMALL, 5, numbers, first.moments)
+    second = train_gan(carried, TrainingImages(x, y), SMALL, 5, numbers, first.moments)
     assert same(whole.weights(), carried.weights())
     assert same(straight.moments, second.moments)
     anew = load_gan(spec(kind), (1, 8, 8), 3, parts.weights())
-    train_gan(anew, x, y, SMALL, 5, rng(), None)
+    train_gan(anew, TrainingImages(x, y), SMALL, 5, rng(), None)
     assert not same(whole.weights(), anew.weights())
 
 
@@ -188,8 +192,8 @@ def test_weights_depend_on_the_seed_alone():
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
     one, other, third = (build_gan(spec(), (1, 8, 8), 3, seed=s) for s in (1, 1, 2))
-    train_gan(one, *images(5), SMALL, 1, rng())
-    train_gan(other, *images(5), SMALL, 1, rng())
+    train_gan(one, TrainingImages(*images(5)), SMALL, 1, rng())
+    train_gan(other, TrainingImages(*images(5)), SMALL, 1, rng())
     make_images(one.generator, spec(), torch.arange(3), rng())
     assert torch.equal(torch.random.get_rng_state(), before)
     assert same(one.weights(), other.weights())
@@ -225,11 +229,11 @@ def test_labels_that_are_not_known_are_never_used(balanced, monkeypatch):
     training = GanTraining(batch_size=16, balanced=balanced)
     x, _ = images(40)
     y = torch.tensor([0, 3, 4, 4] * 10)
-    train_gan(gan, x, y, training, 6, rng())
+    train_gan(gan, TrainingImages(x, y), training, 6, rng())
     assert asked == {0, 3, 4}
     asked.clear()
     known = torch.tensor([True, True, False, True, False, False])
-    train_gan(gan, x, y, training, 6, rng(), known=known)
+    train_gan(gan, TrainingImages(x, y, known), training, 6, rng())
     assert asked == ({0, 1, 3} if balanced else {0, 3})  # class 1 is known of others, and has no image here
 
 
@@ -239,7 +243,7 @@ def test_balanced_batches_and_their_labels_belong_together():
     x = (y / 2).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     draw = torch.Generator().manual_seed(0)
     for balanced in (True, False):
-        found = Images(gan, x, y, balanced, None)
+        found = ImageBatches(gan, TrainingImages(x, y), balanced)
         batch, labels = found.real(600, draw)
         assert labels is not None
         assert torch.equal(batch[:, 0, 0, 0] * 2, labels.float())
@@ -250,7 +254,13 @@ def test_balanced_batches_and_their_labels_belong_together():
 
 def test_effort_is_counted():
     with measured_effort() as effort:
-        train_gan(build_gan(spec(), (1, 8, 8), 3, 0), *images(5), GanTraining(batch_size=4, critic_steps=3), 2, rng())
+        train_gan(
+            build_gan(spec(), (1, 8, 8), 3, 0),
+            TrainingImages(*images(5)),
+            GanTraining(batch_size=4, critic_steps=3),
+            2,
+            rng(),
+        )
     assert effort.examples == 2 * 3 * 4
 
 
@@ -259,7 +269,7 @@ def test_a_loss_that_is_not_finite_stops_and_is_told(kind):
     gan = build_gan(spec(kind), (1, 8, 8), 3, seed=0)
     with torch.no_grad():
         gan.learning.linear.weight.fill_(math.nan)
-    fit = train_gan(gan, *images(5), SMALL, 7, rng())
+    fit = train_gan(gan, TrainingImages(*images(5)), SMALL, 7, rng())
     assert fit.steps == 1
     assert math.isnan(fit.generator_loss)
 
@@ -267,9 +277,12 @@ def test_a_loss_that_is_not_finite_stops_and_is_told(kind):
 def test_nothing_to_train_on_changes_nothing():
     gan = build_gan(spec(), (1, 8, 8), 3, seed=0)
     before = gan.weights()
-    assert train_gan(gan, torch.rand(0, 1, 8, 8), torch.zeros(0, dtype=torch.long), SMALL, 3, rng()).steps == 0
+    assert (
+        train_gan(gan, TrainingImages(torch.rand(0, 1, 8, 8), torch.zeros(0, dtype=torch.long)), SMALL, 3, rng()).steps
+        == 0
+    )
     x, y = images(5)
-    assert train_gan(gan, x, y, SMALL, 3, rng(), known=torch.zeros(3)).steps == 0
+    assert train_gan(gan, TrainingImages(x, y, torch.zeros(3)), SMALL, 3, rng()).steps == 0
     assert same(gan.weights(), before)
 
 
@@ -277,18 +290,19 @@ def test_mistakes_are_told():
     gan = build_gan(spec(), (1, 8, 8), 3, seed=0)
     x, y = images(5)
     with pytest.raises(UserError, match=r"images of shape \(1, 8, 8\)"):
-        train_gan(gan, x[:, :, 1:], y, SMALL, 1, rng())
+        train_gan(gan, TrainingImages(x[:, :, 1:], y), SMALL, 1, rng())
     with pytest.raises(UserError, match=r"0\.\.2"):
-        train_gan(gan, x, y + 1, SMALL, 1, rng())
+        train_gan(gan, TrainingImages(x, y + 1), SMALL, 1, rng())
     with pytest.raises(UserError, match="needs the labels"):
         make_images(gan.generator, spec(), None, rng(), 4)
     with pytest.raises(UserError, match="makes images"):
         build_gan(spec(), (64,), 3, seed=0)
 
 
-def test_published_rates():
-    assert (PUBLISHED.batch_size, PUBLISHED.generator_lr, PUBLISHED.critic_lr) == (256, 5e-5, 1e-4)
-    assert not PUBLISHED.balanced
+def test_mean_distance_by_hand():
+    made = torch.tensor([0.0, 0.0, 6.0]).view(3, 1, 1, 1)
+    assert mean_distance(made) == pytest.approx(4)  # distances 0, 6 and 6
+    assert math.isnan(mean_distance(made[:1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -297,7 +311,7 @@ def test_digits_come_nearer_to_real_ones(kind, digits: FederatedData):
     x, y = (torch.cat(part) for part in zip(*(digits.client(c).train.tensors() for c in digits.clients), strict=True))
     how = GanSpec(kind=kind, channels=8, latent=16)
     gan = build_gan(how, tuple(x.shape[1:]), 10, seed=0)
-    train_gan(gan, x, y, DEFAULTS[kind], 150, rng())
+    train_gan(gan, TrainingImages(x, y), TRAINED[kind], 150, rng())
     labels = torch.arange(10).repeat_interleave(20)
     made = make_images(gan.generator, how, labels, rng())
     means = torch.stack([made[labels == c].mean(0).flatten() for c in range(10)])

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedsynth.errors import ConfigError
-from fedsynth.privacy.dpsgd import check_model
+from fedsynth.privacy.dpsgd import DpSgdNoise, check_model
 from fedsynth.privacy.mechanisms import clip_rows
-from fedsynth.synthesis.gan import Gan, GanSpec, GanTraining, build_gan, train_gan_private
-from fedsynth.synthesis.gan_private import _Records
-from fedsynth.synthesis.gan_training import gradient_penalty
+from fedsynth.synthesis.gan import Gan, GanSpec, TrainingImages, build_gan
+from fedsynth.synthesis.gan_private import _Records, train_gan_private
+from fedsynth.synthesis.gan_training import GanTraining, gradient_penalty
 
 CLIP = 0.7
 TRAINING = GanTraining(batch_size=5, critic_steps=2)
@@ -20,6 +20,10 @@ ALL = torch.ones(3, dtype=torch.bool)
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+def noise(multiplier: float) -> DpSgdNoise:
+    return DpSgdNoise(clip=CLIP, noise=multiplier)
 
 
 def small(conditional: bool = True) -> Gan:
@@ -100,7 +104,7 @@ def test_the_generator_is_asked_for_known_labels_whatever_the_data(monkeypatch):
     monkeypatch.setattr(type(gan.generator), "forward", noted)
     x, _ = images(8)
     known = torch.tensor([True, True, False])
-    train_gan_private(gan, x, torch.tensor([0, 2] * 4), TRAINING, 10, CLIP, 1.0, rng(1), known)
+    train_gan_private(gan, TrainingImages(x, torch.tensor([0, 2] * 4), known), TRAINING, 10, noise(1.0), rng(1))
     assert set(asked) == {0, 1}
 
 
@@ -119,7 +123,7 @@ def test_the_noise_has_the_standard_deviation_that_accounting_is_told(monkeypatc
     x, _ = images(20)
     known = torch.tensor([True, False, False])
     y = torch.ones(20, dtype=torch.long)
-    train_gan_private(gan, x, y, TRAINING, 1, CLIP, 3.0, rng(1), known)
+    train_gan_private(gan, TrainingImages(x, y, known), TRAINING, 1, noise(3.0), rng(1))
     values = torch.cat(gradients)
     assert len(values) > 500
     assert float(values.std()) == pytest.approx(3.0 * CLIP / 5, rel=0.1)
@@ -128,10 +132,10 @@ def test_the_noise_has_the_standard_deviation_that_accounting_is_told(monkeypatc
 
 def test_what_accounting_needs_is_told_and_losses_are_not():
     x, y = images(20)
-    fit = train_gan_private(small(), x, y, TRAINING, 3, CLIP, 1.5, rng(1), ALL)
+    fit = train_gan_private(small(), TrainingImages(x, y, ALL), TRAINING, 3, noise(1.5), rng(1))
     assert (fit.steps, fit.critic_steps, fit.rate, fit.noise) == (3, 6, 0.25, 1.5)
     assert not any("loss" in name for name in vars(fit))
-    few = train_gan_private(small(), x[:2], y[:2], TRAINING, 1, CLIP, 1.5, rng(1), ALL)
+    few = train_gan_private(small(), TrainingImages(x[:2], y[:2], ALL), TRAINING, 1, noise(1.5), rng(1))
     assert few.rate == 1.0
 
 
@@ -140,7 +144,7 @@ def test_batches_and_noise_come_from_the_secret_numbers():
     made = {}
     for name, secret in (("one", 1), ("same", 1), ("other", 2)):
         gan = small()
-        train_gan_private(gan, x, y, TRAINING, 2, CLIP, 1.0, rng(secret), ALL)
+        train_gan_private(gan, TrainingImages(x, y, ALL), TRAINING, 2, noise(1.0), rng(secret))
         made[name] = gan.weights()["critic.score.weight"]
     assert torch.equal(made["one"], made["same"])
     assert not torch.equal(made["one"], made["other"])
@@ -149,23 +153,33 @@ def test_batches_and_noise_come_from_the_secret_numbers():
 def test_moments_travel():
     x, y = images(20)
     whole, parts = small(), small()
-    train_gan_private(whole, x, y, TRAINING, 4, CLIP, 1.0, rng(1), ALL)
+    train_gan_private(whole, TrainingImages(x, y, ALL), TRAINING, 4, noise(1.0), rng(1))
     secret = rng(1)
-    first = train_gan_private(parts, x, y, TRAINING, 1, CLIP, 1.0, secret, ALL)
-    train_gan_private(parts, x, y, TRAINING, 3, CLIP, 1.0, secret, ALL, first.moments)
+    first = train_gan_private(parts, TrainingImages(x, y, ALL), TRAINING, 1, noise(1.0), secret)
+    train_gan_private(parts, TrainingImages(x, y, ALL), TRAINING, 3, noise(1.0), secret, first.moments)
     assert all(torch.equal(entry, parts.weights()[name]) for name, entry in whole.weights().items())
 
 
-def test_no_layer_mixes_records():
-    check_model(small())
+@pytest.mark.parametrize("part", ["critic", "generator"])
+def test_no_layer_mixes_records(part):
+    """What one record gives is the same alone and beside others; a layer that mixes them is refused."""
+    gan, (x, y), (z, _) = small(), images(6), drawn(6)
+    network, given = getattr(gan, part), {"critic": x.double(), "generator": z}[part]
+    with torch.no_grad():
+        together, apart = network(given, y), torch.cat([network(given[k : k + 1], y[k : k + 1]) for k in range(6)])
+    assert torch.allclose(together, apart, rtol=0, atol=1e-12)
+    check_model(gan)
+    network.mixing = torch.nn.BatchNorm2d(4)
+    with pytest.raises(ConfigError, match="BatchNorm"):
+        check_model(gan)
 
 
 def test_refusals():
     x, y = images(5)
     other = build_gan(GanSpec(kind="r1"), (1, 8, 8), 3, seed=0)
     with pytest.raises(ConfigError, match="wgan_gp"):
-        train_gan_private(other, x, y, TRAINING, 1, CLIP, 1.0, rng(), ALL)
-    with pytest.raises(ConfigError, match="clip above 0"):
-        train_gan_private(small(), x, y, TRAINING, 1, 0.0, 1.0, rng(), ALL)
+        train_gan_private(other, TrainingImages(x, y, ALL), TRAINING, 1, noise(1.0), rng())
     with pytest.raises(ConfigError, match="which of the 3 classes"):
-        train_gan_private(small(), x, y, TRAINING, 1, CLIP, 1.0, rng(), torch.zeros(3))
+        train_gan_private(small(), TrainingImages(x, y), TRAINING, 1, noise(1.0), rng())
+    with pytest.raises(ConfigError, match="which of the 3 classes"):
+        train_gan_private(small(), TrainingImages(x, y, torch.zeros(3)), TRAINING, 1, noise(1.0), rng())

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedsynth.errors import ConfigError
 from fedsynth.learning.models import ModelSpec, build_model
-from fedsynth.synthesis.inversion import Inversion, chosen_by_consensus, consensus, invert
+from fedsynth.synthesis.inversion import Inversion, choose_by_consensus, consensus, invert
 
 
 def network(name: str = "zda_cnn", seed: int = 0) -> nn.Module:
@@ -179,4 +179,4 @@ def test_consensus_by_hand():
     scores = consensus(p, labels)
     assert scores.tolist() == pytest.approx([1.6, 2.3, 1.7, 1.3, 2.2, 0.8], abs=1e-6)
     candidates = torch.arange(6.0).reshape(3, 2, 1)
-    assert chosen_by_consensus(candidates, scores).flatten().tolist() == [4.0, 1.0]
+    assert choose_by_consensus(candidates, scores).flatten().tolist() == [4.0, 1.0]

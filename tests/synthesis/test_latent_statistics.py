@@ -1,4 +1,4 @@
-"""What FedDPMS lets out about latents: sensitivity, noise, and what can be drawn from it."""
+"""What FedDPMS releases about latents: sensitivity, noise, and what can be drawn from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsynth.methods.feddpms.latent_release import (
+from fedsynth.privacy import gaussian_epsilon
+from fedsynth.synthesis.latent_statistics import (
     COUNT_WEIGHT,
     MOMENT_WEIGHT,
     Calibration,
@@ -18,7 +19,6 @@ from fedsynth.methods.feddpms.latent_release import (
     honest_epsilons,
     latent_model,
 )
-from fedsynth.privacy import gaussian_epsilon
 
 
 class Silent:

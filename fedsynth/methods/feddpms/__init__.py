@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from fedsynth.components.ablations import draw_from_all
 from fedsynth.components.loop import Loop, LoopState
+from fedsynth.components.samples import Samples
 from fedsynth.components.slots import RoundInfo
-from fedsynth.components.synthetic_samples import Samples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
 from fedsynth.learning.weights import Weights
@@ -46,7 +46,13 @@ def fedvae(fed: Federation, cfg: FedVaeConfig) -> Outcome:
     return run.loop.outcome()
 
 
-@method("feddpms", config=FedDpmsConfig, controls=CONTROLS, fedavg_when={"synthetic": "none"})
+@method(
+    "feddpms",
+    config=FedDpmsConfig,
+    controls=CONTROLS,
+    fedavg_when={"synthetic": "none"},
+    search={"widening": (0.5, 3.0), "hardness": (0.1, 1.0)},
+)
 def feddpms(fed: Federation, cfg: FedDpmsConfig) -> Outcome:
     """Clients share protected latent statistics and decode what they lack."""
     run = FedDpms(fed, cfg)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedsynth.components.ablations import stand_ins
 from fedsynth.components.local_training import TrainRequest, Update, fit_objective
+from fedsynth.components.samples import Samples
 from fedsynth.components.slots import LocalContext
-from fedsynth.components.synthetic_samples import Samples
 from fedsynth.federation import Client, Message, Reply, leaves, task
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights, weights_of
@@ -24,11 +22,12 @@ from fedsynth.synthesis.latent_statistics import (
     Calibration,
     LatentModel,
     MeanSearch,
-    class_probabilities,
+    Synthetic,
     class_statistics,
     decode,
     draw_images,
     noisy_means,
+    soften,
 )
 from fedsynth.synthesis.vae_classifier import (
     DECODER,
@@ -181,24 +180,6 @@ def train_augmented(
     return client.release(update, **({} if share is None else {"means": no_guarantee(share)}))
 
 
-@dataclass(frozen=True)
-class Synthetic:
-    """Synthetic images, the classes they stand for and, where they are not those alone, their soft labels."""
-
-    images: Tensor
-    labels: Tensor
-    soft: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def targets_behind(self, y: Tensor, classes: int) -> Tensor:
-        """The labels of real examples with these behind them: whole classes, or shares of classes."""
-        if self.soft is None:
-            return torch.cat([y, self.labels])
-        return torch.cat([F.one_hot(y, classes).float(), self.soft])
-
-
 def synthetic_examples(
     client: Client, classifier: Weights, spec: ModelSpec, vae: VaeSpec, synthesis: Synthesis
 ) -> Synthetic:
@@ -220,13 +201,6 @@ def synthetic_examples(
         client.state["synthetic"] = vars(drawn)
         del client.state["order"]
     return drawn
-
-
-def soften(net: VaeNet, images: Tensor, labels: Tensor, classes: int, hardness: float) -> Tensor | None:
-    """Labels that are `hardness` the wanted class and for the rest what the received classifier says of the image."""
-    if hardness == 1 or not len(labels):
-        return None
-    return hardness * F.one_hot(labels, classes).float() + (1 - hardness) * class_probabilities(net, images)
 
 
 def fill_order(client: Client, net: VaeNet, order: Order, synthesis: Synthesis) -> tuple[Tensor, Tensor]:

@@ -26,8 +26,6 @@ class FedVaeConfig(LoopConfig):
 class FedDpmsConfig(PublishedForm, FedVaeConfig):
     """FedDPMS's settings."""
 
-    search: ClassVar[dict[str, tuple[float, float]]] = {"widening": (0.5, 3.0), "hardness": (0.1, 1.0)}
-
     published: ClassVar[dict[str, Any]] = {
         "autoencoder": "joint",
         "decoder": "plain",

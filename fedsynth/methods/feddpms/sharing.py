@@ -21,10 +21,10 @@ from fedsynth.synthesis.latent_statistics import (
     Calibration,
     LatentModel,
     MeanSearch,
+    best_latents,
     decode,
     draw_images,
-    honest_epsilons,
-    latent_model,
+    published_claim,
 )
 from fedsynth.synthesis.vae_classifier import DECODER, VaeNet, VaeSpec, without
 
@@ -168,15 +168,8 @@ class Calibrated(Sharing):
         others = [statistics for statistics in shared if statistics is not None]
         if not others:
             return None
-        models = []
-        for label in range(self.fed.schema.classes):
-            ranked = sorted(others, key=lambda rows: -float(rows[label, self.latent]))[: self.cfg.senders]
-            models.append(
-                latent_model([r[label : label + 1] for r in ranked], self.latent, self.noise, self.cfg.spread)
-            )
-        mean, spread, known = (torch.cat([getattr(m, name) for m in models]) for name in ("mean", "spread", "known"))
-        spread = spread if self.cfg.spread else self.cfg.widening * spread
-        return LatentModel(mean=mean, spread=spread, known=known)
+        found = best_latents(others, self.latent, self.noise, self.cfg.senders, self.cfg.spread)
+        return found if self.cfg.spread else found.model_copy(update={"spread": self.cfg.widening * found.spread})
 
     def samples(self, state: DpmsState, net: VaeNet, per_class: int) -> tuple[Tensor, Tensor]:
         """Draws from everybody's statistics."""
@@ -191,18 +184,3 @@ def joined_means(shared: list[Shared]) -> tuple[Tensor, Tensor]:
     means = [kept.means for kept in shared if kept.means is not None]
     labels = [kept.labels for kept in shared if kept.labels is not None]
     return (torch.cat(means), torch.cat(labels)) if means else (torch.zeros((0, 1)), torch.zeros(0, dtype=torch.int64))
-
-
-def published_claim(search: MeanSearch, latent: int, delta: float) -> str:
-    """What the published noise is worth, in words."""
-    readings = honest_epsilons(search.quota, latent, search.sigma, delta)
-    told = "; ".join(
-        f"reading {name}: " + ", ".join(f"{value:.4f} (m = {m})" for m, value in by_m.items())
-        for name, by_m in readings.items()
-    )
-    return (
-        "The published noise on latent means, honestly counted, would give ε per record (add or remove one, δ = "
-        f"{delta:g}) for a class of m examples, α = {search.quota}, l = {latent}, σ = {search.sigma:g}: {told}; were "
-        "the encoder public and nothing filtered. As published there is no finite ε: the filter, the encoder and the "
-        "class lists depend on the data"
-    )

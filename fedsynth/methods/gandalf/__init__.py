@@ -21,22 +21,23 @@ Without synthesis and with a mediator for each client it is FedAvg, bit-identica
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
-import torch
 
 from fedsynth.components.ablations import Controls, draw_from_all
 from fedsynth.components.class_counts import class_counts, noise_of_counts
 from fedsynth.components.sequential import SequentialLoop
-from fedsynth.components.synthetic_data import GeneratedSamples, KeptSamples
+from fedsynth.components.synthetic_store import GeneratedSamples, KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.learning.grouping import balanced_groups
+from fedsynth.learning.grouping import balanced_groups, choose_generators
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.gandalf.clients import Generators, TopUp, surely_there, top_up
-from fedsynth.methods.gandalf.handoff import GanTrainer, choose_generators, group_similar
+from fedsynth.methods.gandalf.handoff import GanTrainer, group_similar
 from fedsynth.methods.gandalf.settings import AveragedConfig, EachAloneConfig, GandalfConfig, OneGroupConfig
-from fedsynth.synthesis.gan import generator_weights, load_generator, make_images
-from fedsynth.synthesis.gan_watch import COLLAPSED, mean_distance
+from fedsynth.synthesis.gan import COLLAPSED, draw_some, generator_weights, load_generator, mean_distance
 
 ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
 PICTURED = 50  # images of each class that a GAN shows; pictures have the first ten, `quality` evaluates all
@@ -53,29 +54,41 @@ CONTROLS: Controls = {
 OFF = {"synthetic": "none", "static": False, "mediators": 10**6}
 """The settings with which it is FedAvg."""
 
+SEARCH = {"tau": (0.2, 1.0), "generator_lr": (5e-4, 5e-3)}
 
-@method("gandalf", config=GandalfConfig, controls=CONTROLS, fedavg_when=OFF)
+
+@method("gandalf", config=GandalfConfig, controls=CONTROLS, fedavg_when=OFF, search=SEARCH)
 def gandalf(fed: Federation, cfg: GandalfConfig) -> Outcome:
     """Groups of similar clients train GANs in turn; clients top up the classes they lack with them."""
     return Gandalf(fed, cfg).run()
 
 
-@method("private_fl_gan", config=OneGroupConfig, controls=CONTROLS, fedavg_when=OFF)
+@method("private_fl_gan", config=OneGroupConfig, controls=CONTROLS, fedavg_when=OFF, search=SEARCH)
 def private_fl_gan(fed: Federation, cfg: OneGroupConfig) -> Outcome:
     """One GAN passes through all clients; else GANDALF."""
     return Gandalf(fed, cfg).run()
 
 
-@method("sda_fl", config=EachAloneConfig, controls=CONTROLS, fedavg_when=OFF)
+@method("sda_fl", config=EachAloneConfig, controls=CONTROLS, fedavg_when=OFF, search=SEARCH)
 def sda_fl(fed: Federation, cfg: EachAloneConfig) -> Outcome:
     """Every client trains a GAN of its own; else GANDALF."""
     return Gandalf(fed, cfg).run()
 
 
-@method("feddpgan", config=AveragedConfig, controls=CONTROLS, fedavg_when=OFF)
+@method("feddpgan", config=AveragedConfig, controls=CONTROLS, fedavg_when=OFF, search=SEARCH)
 def feddpgan(fed: Federation, cfg: AveragedConfig) -> Outcome:
     """One GAN is averaged over all clients; else GANDALF."""
     return Gandalf(fed, cfg).run()
+
+
+@dataclass(frozen=True)
+class GroupGan:
+    """What a group of similar clients has trained: its generator, the classes it has learnt, what the group has."""
+
+    clients: list[str]
+    generator: Weights
+    known: np.ndarray
+    mix: np.ndarray
 
 
 class Gandalf:
@@ -93,39 +106,41 @@ class Gandalf:
     def run(self) -> Outcome:
         """Train GANs, top up, train."""
         fed, cfg = self.fed, self.cfg
-        self.counts: dict[str, np.ndarray] = fed.once(
-            "count classes",
-            lambda: class_counts(fed, cfg.counts_epsilon, cfg.privacy.delta, cfg.private, ATTEMPTS),
-        )
+        counting = partial(class_counts, fed, cfg.counts_epsilon, cfg.privacy.delta, cfg.private, ATTEMPTS)
+        self.counts = fed.once("count classes", counting)
         table = np.stack([self.counts.get(client, np.zeros(fed.schema.classes)) for client in fed.clients])
         even = [[fed.clients[row] for row in group] for group in balanced_groups(table, cfg.mediators)]
         if cfg.tau and (cfg.synthetic != "none" or cfg.static):
             fed.schema.require_images()
-            self.augment(even)
+            gans = self.train_gans() if cfg.synthetic != "none" and self.counts else []
+            labeller = self.train_labeller(even) if gans and cfg.labeller == "federated" else {}
+            fed.once("top up", lambda: self.top_up(gans, labeller))
         return self.loop.run(even)
 
-    # -- phase 2 ------------------------------------------------------------------------------------------------
+    def train_gans(self) -> list[GroupGan]:
+        """Phase 1: a GAN for each group of similar clients, and the classes that it has learnt."""
+        wanted = len(self.counts) if self.cfg.groups == "all" else self.cfg.groups
+        groups = self.fed.once("groups", lambda: group_similar(self.fed, self.counts, wanted))
+        weights = GanTrainer(self.fed, self.cfg, groups, self.counts).train()
+        sigma, gans = noise_of_counts(self.cfg.counts_epsilon, self.cfg.privacy.delta), []
+        for group, gan in zip(groups, weights, strict=True):
+            counts = [self.counts[client] for client in group]
+            mix = np.sum(counts, axis=0)
+            known = surely_there(mix, sigma, len(group))
+            if self.cfg.private:  # each learns the classes that its own counts are sure of, and no others
+                known = np.asarray(np.any([surely_there(own, sigma, 1) for own in counts], axis=0))
+            gans.append(GroupGan(group, generator_weights(gan), known, mix))
+        return gans
 
-    def augment(self, even: list[list[str]]) -> None:
-        """Train what is needed, then have every client top up what it lacks."""
-        groups: list[list[str]] = []
-        gans: list[Weights] = []
-        labeller: Weights = {}
-        if self.cfg.synthetic != "none" and self.counts:
-            wanted = len(self.counts) if self.cfg.groups == "all" else self.cfg.groups
-            groups = self.fed.once("groups", lambda: group_similar(self.fed, self.counts, wanted))
-            gans = [generator_weights(gan) for gan in GanTrainer(self.fed, self.cfg, groups, self.counts).train()]
-            if self.cfg.labeller == "federated":
-                short = self.cfg.train.model_copy(update={"rounds": self.cfg.labeller_rounds})
-                loop = SequentialLoop(self.fed, self.cfg.model_copy(update={"train": short}))
-                labeller = loop.prepare_model(even, "labeller", self.cfg.labeller_rounds)
-        self.fed.once("top up", lambda: self.top_up(groups, gans, labeller))
+    def train_labeller(self, groups: list[list[str]]) -> Weights:
+        """A classifier that labels what GANs without classes generate."""
+        short = self.cfg.train.model_copy(update={"rounds": self.cfg.labeller_rounds})
+        loop = SequentialLoop(self.fed, self.cfg.model_copy(update={"train": short}))
+        return loop.prepare_model(groups, "labeller", self.cfg.labeller_rounds)
 
-    def top_up(self, groups: list[list[str]], gans: list[Weights], labeller: Weights) -> list[str]:
-        """Send every client its generators; the clients that could not be reached."""
+    def top_up(self, gans: list[GroupGan], labeller: Weights) -> list[str]:
+        """Phase 2: send every client its generators; the clients that could not be reached."""
         cfg, fed = self.cfg, self.fed
-        mixes = [np.sum([self.counts[client] for client in group], axis=0) for group in groups]
-        known = [self.learnt(group) for group in groups]
         how = TopUp(
             tau=cfg.tau,
             static=cfg.static_augmentation() if cfg.static and not cfg.private else None,
@@ -135,59 +150,42 @@ class Gandalf:
             spec=cfg.model,
             real=draw_from_all(fed) if cfg.synthetic == "real" else None,
         )
-        requests = {c: {"generators": self.generators(c, gans, mixes, known), "how": how} for c in fed.clients}
+        requests = {client: {"generators": self.generators(client, gans), "how": how} for client in fed.clients}
         missed = list(fed.scatter(top_up, requests, attempts=ATTEMPTS).failures)
         if missed:
             fed.note(f"Could not be reached to generate images: {', '.join(missed)}.")
-        self.show(groups, gans, known)
+        if gans:
+            self.show(gans)
         return missed
 
-    def learnt(self, group: list[str]) -> np.ndarray:
-        """The classes that a group's GAN has learnt, by the counts that its clients have released."""
-        sigma = noise_of_counts(self.cfg.counts_epsilon, self.cfg.privacy.delta)
-        counts = [self.counts[client] for client in group]
-        if self.cfg.private:  # each learns the classes that its own counts are sure of, and no others
-            return np.asarray(np.any([surely_there(own, sigma, 1) for own in counts], axis=0))
-        return surely_there(np.sum(counts, axis=0), sigma, len(group))
-
-    def generators(
-        self, client: str, gans: list[Weights], mixes: list[np.ndarray], known: list[np.ndarray]
-    ) -> Generators:
+    def generators(self, client: str, gans: list[GroupGan]) -> Generators:
         """The generators whose groups differ most from the client (all, where it has released no counts)."""
-        chosen = list(range(len(gans)))
         if self.cfg.generators is not None and client in self.counts and gans:
-            chosen = choose_generators(self.counts[client], mixes, self.cfg.generators)
+            chosen = choose_generators(self.counts[client], [gan.mix for gan in gans], self.cfg.generators)
+            gans = [gans[number] for number in chosen]
         return Generators(
             spec=self.spec,
-            weights=[gans[g] for g in chosen],
-            known=[known[g].tolist() for g in chosen],
-            mixes=[np.clip(mixes[g], 0, None).tolist() for g in chosen],
+            weights=[gan.generator for gan in gans],
+            known=[gan.known.tolist() for gan in gans],
+            mixes=[np.clip(gan.mix, 0, None).tolist() for gan in gans],
         )
 
-    def show(self, groups: list[list[str]], gans: list[Weights], known: list[np.ndarray]) -> None:
+    def show(self, gans: list[GroupGan]) -> None:
         """Pictures of what each GAN makes, and a table that tells whether its images differ from one another."""
         rows: list[list[str | float | int | None]] = []
-        for number, (weights, group, there) in enumerate(zip(gans, groups, known, strict=True), 1):
-            images, labels = self.samples(weights, there, number)
+        for number, gan in enumerate(gans, 1):
+            generator = load_generator(self.spec, self.fed.schema.shape, self.fed.schema.classes, gan.generator)
+            known, rng = np.flatnonzero(gan.known), self.fed.rng(f"picture {number}")
+            images, labels = draw_some(generator, self.spec, known, PICTURED, rng)
             self.fed.show(f"gan-{number}", images, labels)
-            apart = [float(mean_distance(images[labels == c])) for c in labels.unique().tolist()]
+            apart = [mean_distance(images[labels == label]) for label in labels.unique().tolist()]
             least, mean = (min(apart), sum(apart) / len(apart)) if apart else (None, None)
-            rows.append([f"GAN {number}", len(group), int(there.sum()), mean, least])
+            rows.append([f"GAN {number}", len(gan.clients), len(known), mean, least])
             if least is not None and mean is not None and least < COLLAPSED * mean:
                 self.fed.note(
                     f"GAN {number} generates nearly the same image of a class again and again: look at its picture."
                 )
-        if rows:
-            columns = ["", "clients", "classes", "distance of two images of a class", "of the class with the least"]
-            self.fed.record("GANs", {"kind": "table", "columns": columns, "rows": rows})
-            named = {f"GAN {number}": group for number, group in enumerate(groups, 1)}
-            self.fed.record("groups that train a GAN", {"kind": "groups", "groups": named})
-
-    def samples(self, weights: Weights, there: np.ndarray, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A few images of each class that a GAN knows; of a GAN that knows no classes, a few of any."""
-        generator = load_generator(self.spec, self.fed.schema.shape, self.fed.schema.classes, weights)
-        rng = self.fed.rng(f"picture {number}")
-        if self.spec.conditional:
-            labels = torch.from_numpy(np.flatnonzero(there)).repeat_interleave(PICTURED)
-            return make_images(generator, self.spec, labels, rng), labels
-        return make_images(generator, self.spec, None, rng, count=PICTURED), torch.zeros(PICTURED, dtype=torch.int64)
+        columns = ["", "clients", "classes", "distance of two images of a class", "of the class with the least"]
+        self.fed.record("GANs", {"kind": "table", "columns": columns, "rows": rows})
+        named = {f"GAN {number}": gan.clients for number, gan in enumerate(gans, 1)}
+        self.fed.record("groups that train a GAN", {"kind": "groups", "groups": named})

@@ -10,13 +10,15 @@ from fedsynth.components.ablations import stand_ins
 from fedsynth.components.class_counts import post_processing_guarantee, released_counts
 from fedsynth.components.local_training import UpdatesSlot
 from fedsynth.components.private_gan import fit_gan_privately
-from fedsynth.components.synthetic_samples import Samples, keep_samples
+from fedsynth.components.samples import Samples
+from fedsynth.components.synthetic_store import keep_samples
 from fedsynth.federation import Client, Done, Message, Reply, leaves, task
 from fedsynth.learning.grouping import shares
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
 from fedsynth.synthesis.class_balance import amounts, drop_surplus, share_out, shortage_to_largest
-from fedsynth.synthesis.gan import GanSpec, GanTraining, load_gan, load_generator, make_images, train_gan
+from fedsynth.synthesis.gan import GanSpec, TrainingImages, load_gan, load_generator, make_images
+from fedsynth.synthesis.gan_training import GanTraining, train_gan
 from fedsynth.synthesis.static import Static, fill_classes
 
 SURE = 3.0  # standard deviations of the noise above which a noisy count says that a class is there
@@ -83,8 +85,8 @@ def train_gan_visit(client: Client, gan: Weights, moments: Weights, visit: GanVi
         if known.any():
             guarantee = fit_gan_privately(client, net, known, visit.training, visit.steps, visit.updates, visit.visits)
         return client.release(HandOff(gan=net.weights(), moments={}, losses=[]), gan=guarantee)
-    x, y = client.data.train.tensors()
-    fit = train_gan(net, x, y, visit.training, visit.steps, client.rng("gan"), moments or None)
+    images = TrainingImages(*client.data.train.tensors())
+    fit = train_gan(net, images, visit.training, visit.steps, client.rng("gan"), moments or None)
     weights, guarantees = visit.updates.with_noise(client, net.weights(), list(net.weights()), "gan")
     kept = fit.moments if visit.keep_moments else {}
     losses = [fit.generator_loss, fit.critic_loss]
@@ -134,11 +136,11 @@ def generate(client: Client, generators: Generators, how: TopUp, lacking: np.nda
         generator = load_generator(spec, shape, classes, weights)
         if spec.conditional:
             asked = torch.repeat_interleave(torch.arange(classes), torch.from_numpy(plan[number]))
-            made = make_images(generator, spec, asked, rng)
+            drawn = make_images(generator, spec, asked, rng)
         else:
-            made = make_images(generator, spec, None, rng, count=int(numbers[number]))
-            asked = label(client, how, made)
-        images, labels = torch.cat([images, made]), torch.cat([labels, asked])
+            drawn = make_images(generator, spec, None, rng, count=int(numbers[number]))
+            asked = label(client, how, drawn)
+        images, labels = torch.cat([images, drawn]), torch.cat([labels, asked])
     return images, labels
 
 

@@ -12,7 +12,7 @@ from fedsynth.components.class_counts import noise_of_counts
 from fedsynth.components.loop import update_privacy
 from fedsynth.federation import Federation, State
 from fedsynth.learning.aggregators import weighted_mean
-from fedsynth.learning.grouping import kl, shares, similar_groups
+from fedsynth.learning.grouping import shares, similar_groups
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.gandalf.clients import GanVisit, train_gan_visit
 from fedsynth.methods.gandalf.settings import GandalfConfig
@@ -106,13 +106,3 @@ def flat(losses: list[list[float]], tolerance: float) -> bool:
         return False
     before, now = np.array(losses[-2]), np.array(losses[-1])
     return bool((np.abs(now - before) <= tolerance * np.maximum(np.abs(before), 1e-12)).all())
-
-
-def choose_generators(client_mix: np.ndarray, mixes: list[np.ndarray], j: int) -> list[int]:
-    """The J groups whose class mix diverges most from the client's, the farthest first; all where there are fewer.
-
-    KL(group ‖ client) is large where a group has what the client lacks. The other way round it would be large where the
-    group lacks what the client has, which is of no use to it.
-    """
-    divergence = kl(np.stack(mixes), np.asarray(client_mix))
-    return [int(group) for group in np.argsort(-divergence, kind="stable")[:j]]

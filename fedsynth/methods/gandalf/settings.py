@@ -6,16 +6,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fedsynth.components.augmented_copies import CopySettings
 from fedsynth.components.sequential import SequentialConfig
 from fedsynth.components.settings import PublishedForm
-from fedsynth.synthesis.gan import GanSpec, GanTraining
+from fedsynth.synthesis.gan import GanSpec
+from fedsynth.synthesis.gan_training import GanTraining
+from fedsynth.synthesis.static import Static
 
 
-class GandalfConfig(PublishedForm, CopySettings, SequentialConfig):
+class GandalfConfig(PublishedForm, Static, SequentialConfig):
     """GANDALF's settings."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"tau": (0.2, 1.0), "generator_lr": (5e-4, 5e-3)}
 
     published: ClassVar[dict[str, Any]] = {
         "labeller": "federated",
@@ -34,7 +33,7 @@ class GandalfConfig(PublishedForm, CopySettings, SequentialConfig):
         "wgan_gp", description="kind of the GANs: Wasserstein with a gradient penalty, R1, or an auto-encoder"
     )
     gan_channels: int = Field(16, ge=1, description="channels of their finest layer")
-    gan_latent: int = Field(64, ge=1, description="length of the random vector an image is made from")
+    gan_latent: int = Field(64, ge=1, description="length of the random vector an image is drawn from")
     gan_steps: int = Field(1200, ge=0, description="generator steps of each GAN, at most")
     visit_steps: int = Field(60, ge=1, description="T_g: generator steps of one visit")
     critic_steps: int = Field(2, ge=1, description="T_d: critic steps before each generator step")
@@ -49,7 +48,7 @@ class GandalfConfig(PublishedForm, CopySettings, SequentialConfig):
         description="stop when all losses changed by less than this share in a step of the phase; 0: at gan_steps only",
     )
     labeller: Literal["conditional", "federated"] = Field(
-        "conditional", description="conditional: GANs are told the class; federated: a classifier labels what they make"
+        "conditional", description="conditional: GANs are told the class; federated: a classifier labels what they draw"
     )
     labeller_rounds: int = Field(5, ge=1, description="rounds that train this classifier")
     tau: float = Field(1.0, ge=0, le=1, description="τ: share of what a client lacks that is generated")

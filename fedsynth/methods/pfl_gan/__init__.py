@@ -26,8 +26,8 @@ import torch
 from pydantic import Field, model_validator
 
 from fedsynth.components.ablations import CROSSED, Controls, draw_real_samples
+from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import PublishedForm
-from fedsynth.components.synthetic_samples import Samples, as_bytes
 from fedsynth.federation import Federation, Outcome, State, method
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanConfig, GanRequest, Similarity, find_similar
 from fedsynth.methods.pfl_gan.mixed_batches import (
@@ -38,7 +38,7 @@ from fedsynth.methods.pfl_gan.mixed_batches import (
     train_on_mixed_batches,
 )
 from fedsynth.methods.pfl_gan.refining import group_sets, refine_gans, server_sets
-from fedsynth.synthesis.gan import load_generator, make_images
+from fedsynth.synthesis.gan import draw_some, load_generator
 
 PICTURED = 50  # images of each class that are shown; pictures have the first ten, `quality` evaluates all
 PICTURED_GROUPS = 4
@@ -46,8 +46,6 @@ PICTURED_GROUPS = 4
 
 class PflGanConfig(PublishedForm, GanConfig):
     """PFL-GAN's settings."""
-
-    search: ClassVar[dict[str, tuple[float, float]]] = {"gan_lr": (5e-4, 5e-3)}
 
     published: ClassVar[dict[str, Any]] = {"threshold": "mean", "samples_per_class": 1000, "synthetic_per_step": 50}
     requires_individual_updates: ClassVar[str] = "its server works with the generator of each client"
@@ -91,7 +89,7 @@ CONTROLS: Controls = {
 }
 
 
-@method("pfl_gan", config=PflGanConfig, model="pfl_cnn", controls=CONTROLS)
+@method("pfl_gan", config=PflGanConfig, model="pfl_cnn", controls=CONTROLS, search={"gan_lr": (5e-4, 5e-3)})
 def pfl_gan(fed: Federation, cfg: PflGanConfig) -> Outcome:
     """Clients that are similar, by GANs they share, help each other with synthetic images; one model per client."""
     if cfg.synthetic != "none":
@@ -156,8 +154,7 @@ def show_refined(fed: Federation, cfg: PflGanConfig, similar: Similarity, refine
     """The same with its refined GAN."""
     for number, group in enumerate(similar.groups[:PICTURED_GROUPS], 1):
         if group[0] in refined:
-            better = refined[group[0]]
-            labels = torch.tensor(better.classes).repeat_interleave(PICTURED)
-            net = load_generator(cfg.gan_spec(), fed.schema.shape, fed.schema.classes, better.generator)
-            images = make_images(net, cfg.gan_spec(), labels, fed.rng(f"picture {number}"))
-            fed.show(f"group-{number}-refined-gan", images, labels)
+            better, spec = refined[group[0]], cfg.gan_spec()
+            net = load_generator(spec, fed.schema.shape, fed.schema.classes, better.generator)
+            drawn = draw_some(net, spec, better.classes, PICTURED, fed.rng(f"picture {number}"))
+            fed.show(f"group-{number}-refined-gan", *drawn)

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedsynth.components.local_training import Unprotected, UpdatesSlot
 from fedsynth.components.loop import update_privacy
 from fedsynth.components.private_gan import fit_gan_privately
+from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.server_work import FROM_WEIGHTS
 from fedsynth.components.settings import MethodConfig
-from fedsynth.components.synthetic_samples import Samples, as_bytes
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.federation import Client, Federation, Message, Reply, State, leaves, task
 from fedsynth.federation.journal import Journal
@@ -36,15 +36,8 @@ from fedsynth.synthesis.autoencoder import (
     reconstruction_errors,
     train_autoencoder,
 )
-from fedsynth.synthesis.gan import (
-    GanSpec,
-    GanTraining,
-    build_gan,
-    generator_weights,
-    load_generator,
-    make_images,
-    train_gan,
-)
+from fedsynth.synthesis.gan import GanSpec, TrainingImages, build_gan, generator_weights, load_generator, make_images
+from fedsynth.synthesis.gan_training import GanTraining, train_gan
 
 KEPT = "the clients' GANs"  # the phase that keeps them
 MOST_FOR_ENCODER = 20_000  # images that the auto-encoder learns from, at most
@@ -55,7 +48,7 @@ class GanConfig(MethodConfig):
 
     gan: Literal["r1", "wgan_gp", "vae"] = Field("r1", description="kind of the GANs")
     gan_channels: int = Field(16, ge=1, description="channels of their finest layer")
-    gan_latent: int = Field(64, ge=1, description="length of the random vector an image is made from")
+    gan_latent: int = Field(64, ge=1, description="length of the random vector an image is drawn from")
     gan_steps: int = Field(1000, ge=0, description="generator steps of a client's GAN")
     gan_batch_size: int = Field(64, ge=1, description="real images of one critic step")
     critic_steps: int = Field(1, ge=1, description="critic steps before each generator step")
@@ -157,7 +150,8 @@ def train_own_gan(client: Client, request: GanRequest) -> OwnGan:
         private = OwnGan(generator=generator_weights(gan.weights()), classes=list(range(classes)))
         return client.release(private, generator=guarantee, classes=constant_guarantee(guarantee))
     x, y = client.data.train.tensors()
-    train_gan(gan, x, y, request.training, request.steps, generator(client.seed, "own gan training", client.id))
+    rng = generator(client.seed, "own gan training", client.id)
+    train_gan(gan, TrainingImages(x, y), request.training, request.steps, rng)
     return client.release(OwnGan(generator=generator_weights(gan.weights()), classes=sorted(set(y.tolist()))))
 
 

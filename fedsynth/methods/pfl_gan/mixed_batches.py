@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsynth.components.personal_training import train_further
-from fedsynth.components.synthetic_samples import Samples, keep_samples, kept_samples
+from fedsynth.components.samples import Samples
+from fedsynth.components.synthetic_store import keep_samples, kept_samples
 from fedsynth.federation import Client, Done, Federation, Message, task
 from fedsynth.federation.tasks import Task
 from fedsynth.learning.models import ModelSpec

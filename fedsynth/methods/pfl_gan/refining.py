@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 
-from fedsynth.components.synthetic_samples import Samples
+from fedsynth.components.samples import Samples
 from fedsynth.federation import Client, Federation, State, task
 from fedsynth.learning.similarity import Rule, samples_to_take
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanRequest, Learnt, Similarity
 from fedsynth.seeding import derive, generator
-from fedsynth.synthesis.gan import build_gan, generator_weights, train_gan
+from fedsynth.synthesis.gan import TrainingImages, build_gan, generator_weights
+from fedsynth.synthesis.gan_training import train_gan
 
 
 @task
@@ -20,7 +21,7 @@ def refine_gan(client: Client, samples: Samples, request: GanRequest, name: str)
     seed = derive(client.seed, "refined gan", name)
     gan = build_gan(request.spec, client.schema.shape, client.schema.classes, seed)
     rng = generator(client.seed, "refined gan training", name)
-    train_gan(gan, samples.floats(), samples.labels, request.training, request.steps, rng)
+    train_gan(gan, TrainingImages(samples.floats(), samples.labels), request.training, request.steps, rng)
     return client.release(Learnt(weights=generator_weights(gan.weights())))
 
 

@@ -1,0 +1,108 @@
+"""The registry of partitioners: each has a name, a config class with its own keys, and a function.
+
+A partitioner is `(labels, config, rng, groups) -> list of index arrays`: disjoint, never empty, in bounded
+work. It repairs a draw that leaves a client too small by moving examples; it never draws again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from fedsynth.data.config import explain
+from fedsynth.errors import ConfigError, DataError, nearest
+
+Parts = list[np.ndarray]
+Partitioner = Callable[[np.ndarray, Any, np.random.Generator, np.ndarray | None], Parts]
+LABEL_COUNT = re.compile(r"noniid-#label(\d+)")
+
+
+class PartitionConfig(BaseModel):
+    """The keys of every partitioner; each has a class of its own with its further keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    name: str = Field(description="Which partitioner.")
+    num_clients: int = Field(
+        default=10,
+        ge=1,
+        validation_alias=AliasChoices("num_clients", "num_partitions", "n_parties"),
+        description="How many clients the data is divided over.",
+    )
+    min_size: int = Field(
+        default=1,
+        ge=1,
+        validation_alias=AliasChoices("min_size", "min_partition_size"),
+        description="Fewest examples a client may have.",
+    )
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A partitioner with its config class."""
+
+    config: type[PartitionConfig]
+    divide: Partitioner
+
+
+PARTITIONERS: dict[str, Registered] = {}
+ALIASES: dict[str, str] = {}
+Divide = TypeVar("Divide", bound=Callable[..., Parts])
+
+
+def partitioner(config: type[PartitionConfig], aliases: tuple[str, ...] = ()) -> Callable[[Divide], Divide]:
+    """Register a partitioner under its config's name and under other tools' names for it."""
+    name = str(config.model_fields["name"].default)
+
+    def register(divide: Divide) -> Divide:
+        PARTITIONERS[name] = Registered(config, divide)
+        ALIASES.update(dict.fromkeys((name, *aliases), name))
+        return divide
+
+    return register
+
+
+def parse_partition(table: Mapping[str, object]) -> PartitionConfig:
+    """The config of a partitioner from a plain table; without a name it is `dirichlet`.
+
+    An unknown name or key is a `ConfigError` that names the partitioner and the nearest known word.
+    """
+    given = dict(table)
+    wanted = str(given.pop("name", "dirichlet"))
+    counted = LABEL_COUNT.fullmatch(wanted)
+    if counted:  # NIID-Bench writes the number of classes into the name
+        wanted, given = "n_class", {"n": int(counted[1]), **given}
+    name = ALIASES.get(wanted) or ALIASES.get(wanted.lower())
+    if name is None:
+        raise ConfigError(f'There is no partitioner "{wanted}".{nearest(wanted, PARTITIONERS)}')
+    config = PARTITIONERS[name].config
+    try:
+        return config.model_validate(given)
+    except ValidationError as error:
+        raise explain(error, f'partition "{name}"', config) from error
+
+
+def divide(
+    labels: np.ndarray, config: PartitionConfig, rng: np.random.Generator, groups: np.ndarray | None = None
+) -> Parts:
+    """Run the partitioner that the config belongs to; refuses more clients than examples."""
+    require_enough(len(labels), config)
+    return PARTITIONERS[config.name].divide(labels, config, rng, groups)
+
+
+def require_enough(examples: int, config: PartitionConfig) -> None:
+    """Refuse a division that no repair could make."""
+    clients = getattr(config, "num_clients", None)
+    if clients is None:
+        return
+    if clients * config.min_size > examples:
+        least = f" of at least {config.min_size} examples" if config.min_size > 1 else ""
+        fix = " or partition.min_size" if config.min_size > 1 else ""
+        raise DataError(
+            f"{clients} clients{least} cannot be made from {examples} examples; lower partition.num_clients{fix}."
+        )

@@ -1,0 +1,142 @@
+"""Tables: csv and parquet files with a label column, and perhaps a column that names the client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsynth.data.config import DataConfig
+from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
+from fedsynth.errors import DataError, nearest
+
+MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "<NA>", "n/a"]
+
+
+def read_csv(path: Path, config: DataConfig) -> Raw:
+    """A csv file, or a folder with train.csv and perhaps test.csv."""
+    return _read(path, config, ".csv", _csv_frame)
+
+
+def read_parquet(path: Path, config: DataConfig) -> Raw:
+    """A parquet file, or a folder with train.parquet and perhaps test.parquet."""
+    return _read(path, config, ".parquet", _parquet_frame)
+
+
+def _read(path: Path, config: DataConfig, ending: str, open_frame: Any) -> Raw:
+    if not path.exists():
+        raise DataError(f"{path} does not exist; check the path after {ending[1:]}:.")
+    if not path.is_dir():
+        train, columns, groups = _table(open_frame(path, config), path, config)
+        return Raw(train, columns=columns, groups=groups)
+    files = [path / f"train{ending}", path / f"test{ending}"]
+    if not files[0].is_file():
+        raise DataError(f"{path} is a folder without train{ending}; give the path of a {ending[1:]} file.")
+    train, columns, groups = _table(open_frame(files[0], config), files[0], config)
+    if not files[1].is_file():
+        return Raw(train, columns=columns, groups=groups)
+    test, others, _ = _table(open_frame(files[1], config), files[1], config)
+    if set(others) != set(columns):
+        raise DataError(f"{files[1]} differs from {files[0].name}: {describe_difference(columns, others)}.")
+    if others != columns and test.x.ndim == 2:
+        test = Part(test.x[:, [others.index(column) for column in columns]], test.y)
+    return Raw(train, test, columns, groups)
+
+
+def describe_difference(expected: tuple[str, ...], found: tuple[str, ...]) -> str:
+    """What columns are missing and what columns are extra, in words."""
+    words = []
+    for verb, names in (("lacks", set(expected) - set(found)), ("adds", set(found) - set(expected))):
+        if names:
+            shown = sorted(names)[:5]
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            words.append(f"it {verb} column {', '.join(shown)}{more}")
+    return " and ".join(words) or "its columns are in another order"
+
+
+def _csv_frame(path: Path, config: DataConfig) -> Any:
+    pd = _pandas()
+    try:
+        header = pd.read_csv(path, nrows=0).columns
+        text_columns = {config.label, config.client_column}
+        # A class may be called "NA" or "None", so only an empty cell is a missing label.
+        missing = {column: [""] if column in text_columns else MISSING for column in header}
+        types = {config.client_column: str} if config.client_column in header else None
+        return pd.read_csv(path, keep_default_na=False, na_values=missing, dtype=types, low_memory=False)
+    except pd.errors.EmptyDataError as error:
+        raise DataError(f"{path} is empty; it needs a header line and rows.") from error
+    except (pd.errors.ParserError, UnicodeDecodeError, OSError, ValueError) as error:
+        raise DataError(
+            f"{path} is not a readable csv file ({str(error).strip()}); correct or export it again."
+        ) from error
+
+
+def _parquet_frame(path: Path, config: DataConfig) -> Any:
+    pd = _pandas()
+    try:
+        return pd.read_parquet(path, engine="pyarrow")
+    except ImportError as error:
+        raise DataError(f"{path}: reading parquet needs pyarrow; run pip install 'fedsynth[parquet]'.") from error
+    except Exception as error:  # pyarrow has its own family of errors, and it may be absent
+        raise DataError(f"{path} is not a readable parquet file ({error}); write it again.") from error
+
+
+def _table(frame: Any, path: Path, config: DataConfig) -> tuple[Part, tuple[str, ...], np.ndarray | None]:
+    frame = frame.rename(columns=str)
+    if not len(frame):
+        raise DataError(f"{path} has a header but no rows; fill it or remove it.")
+    used = [(config.label, "label")]
+    if config.client_column is not None:
+        used.append((config.client_column, "client_column"))
+    for column, key in used:
+        if column not in frame.columns:
+            raise DataError(f'{path} has no column "{column}" (data.{key}).{nearest(column, frame.columns)}')
+        _refuse_missing(frame[column], path)
+    features = frame.drop(columns=[column for column, _ in used])
+    if features.shape[1] == 0:
+        raise DataError(f"{path} has no feature columns beside {config.label}; add the columns to learn from.")
+    groups = None
+    if config.client_column is not None:
+        groups = frame[config.client_column].astype(str).to_numpy(dtype=str)
+    x = as_examples(_numbers(features, path, config), str(path), config.shape)
+    labels = _labels(frame[config.label])
+    return check_part(x, labels, f"{path} (column {config.label})"), tuple(features.columns), groups
+
+
+def _refuse_missing(column: Any, path: Path) -> None:
+    missing = int(column.isna().sum())
+    if missing:
+        raise DataError(f'{path}: column "{column.name}" has no value in {missing} rows; fill or remove those rows.')
+
+
+def _numbers(features: Any, path: Path, config: DataConfig) -> np.ndarray:
+    pd = _pandas()
+    for name in features.columns:
+        column = features[name]
+        _refuse_missing(column, path)
+        if not pd.api.types.is_numeric_dtype(column):
+            raise DataError(
+                f'{path}: column "{name}" is not numeric (such as {column.iloc[0]!r}); '
+                "encode it as numbers or remove it."
+            )
+    whole = config.shape is not None and all(pd.api.types.is_integer_dtype(kind) for kind in features.dtypes)
+    return features.to_numpy(dtype=np.int64 if whole else np.float32)
+
+
+def _labels(column: Any) -> np.ndarray:
+    pd = _pandas()
+    if pd.api.types.is_bool_dtype(column):
+        return column.astype(str).to_numpy(dtype=str)
+    if pd.api.types.is_integer_dtype(column):
+        return column.to_numpy(dtype=np.int64)
+    if pd.api.types.is_numeric_dtype(column):
+        return column.to_numpy(dtype=np.float64)
+    return column.astype(str).to_numpy(dtype=str)
+
+
+def _pandas() -> Any:
+    """pandas, imported when a table is read: it takes a while, and most runs need none."""
+    import pandas
+
+    return pandas

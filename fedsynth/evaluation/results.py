@@ -1,0 +1,298 @@
+"""What runs and studies leave, as types: one schema for `--json`, the files, the report, comparisons and advice.
+
+The fields are the keys of the files. A key that was not given is not written; a field with a default may be missing, as
+it is in files of earlier versions, and a key that is not known here is left aside.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from fedsynth.privacy.rows import LedgerRow
+
+View = Literal["global", "personal"]
+
+
+class Result(BaseModel):
+    """Something that was found out; it does not change any more."""
+
+    model_config = ConfigDict(frozen=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: the keys that were given."""
+        return self.model_dump(exclude_unset=True)
+
+
+# -- evaluation -----------------------------------------------------------------------------------------------------
+
+
+class GlobalScores(Result):
+    """The global model on the global test set; without either, `accuracy` is None and `reason` says why."""
+
+    accuracy: float | None
+    loss: float | None = None
+    class_variance: float | None = None
+    worst_class: float | None = None
+    class_accuracy: list[float | None] = []
+    examples: int = 0
+    sources: dict[str, GlobalScores] = {}
+    reason: str = ""
+
+
+class ClientScores(Result):
+    """Accuracy over the clients that have examples of their own to be evaluated on; only `n` where there are none."""
+
+    view: View = "global"
+    n: int = 0
+    mean: float | None = None
+    variance: float | None = None
+    worst: float | None = None
+    worst_client: str = ""
+    best: float | None = None
+    worst_tenth: float | None = None
+    best_tenth: float | None = None
+    deciles: list[float] = []
+    pooled: float | None = None
+
+
+class ClientScore(Result):
+    """One client's accuracy on one of its own parts."""
+
+    accuracy: float
+    balanced_accuracy: float
+    examples: int
+
+
+class Evaluation(Result):
+    """The final evaluation. `views` and `per_client` are by view and part: "personal/test"."""
+
+    test: GlobalScores
+    clients: ClientScores
+    validation: ClientScores
+    views: dict[str, ClientScores] = {}
+    per_client: dict[str, dict[str, ClientScore]] = {}
+
+
+# -- a run ----------------------------------------------------------------------------------------------------------
+
+
+class RoundValidation(Result):
+    """The model of a round on the clients' validation parts."""
+
+    accuracy: float
+    loss: float | None = None
+    n: int = 0
+    mean: float | None = None
+    variance: float | None = None
+    worst: float | None = None
+
+
+class RoundTest(Result):
+    """The model of a round on the global test set, where that was wanted."""
+
+    accuracy: float
+    loss: float | None = None
+    class_variance: float | None = None
+
+
+class MetricsRow(Result):
+    """A line of metrics.jsonl: where a run stood after a round."""
+
+    round: int
+    phase: str = ""
+    seconds: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    client_epochs: float = 0.0
+    failed: int = 0
+    simulated_seconds: float | None = None
+    validation: RoundValidation | None = None
+    test: RoundTest | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: what was measured."""
+        return self.model_dump(exclude_unset=True, exclude_none=True)
+
+
+class Best(Result):
+    """The best round by validation; round 0 and an accuracy of -1 where none was evaluated."""
+
+    round: int
+    accuracy: float
+
+
+class Moved(Result):
+    """Bytes up and down."""
+
+    up: int
+    down: int
+
+
+class Traffic(Result):
+    """Bytes of the method itself, those of its evaluation, and all of them by task."""
+
+    up: int
+    down: int
+    evaluation: Moved = Moved(up=0, down=0)
+    by_task: dict[str, Moved] = {}
+
+
+class FailureRow(Result):
+    """A request that was not answered."""
+
+    client: str
+    kind: str
+    message: str
+    task: str
+    round: int
+
+
+class MissedClient(Result):
+    """A client that did not answer in some rounds, and its share of each class; None where that is not known."""
+
+    client: str
+    rounds: list[int]
+    classes: dict[str, float] | None
+
+
+class DataSummary(Result):
+    """The data of a run: its name, how many clients, and the hash of the split."""
+
+    name: str
+    clients: int
+    split: str
+
+
+class RunSummary(Result):
+    """The result of a run: what `--json` prints and summary.json holds.
+
+    A comparison adds the label of the run's row and every client's accuracy on its own test part.
+    """
+
+    method: str
+    seed: int
+    test: GlobalScores
+    clients: ClientScores
+    validation: ClientScores
+    views: dict[str, ClientScores] = {}
+    best: Best
+    rounds: int
+    bytes: Traffic
+    client_epochs: float
+    server_seconds: float = 0.0
+    seconds: float
+    simulated_seconds: float | None = None
+    failures: list[FailureRow] = []
+    failed: int = 0
+    missed: list[MissedClient] = []
+    notes: list[str] = []
+    privacy: list[LedgerRow]
+    secret_noise: bool = False
+    norm_buffers: str = "average"
+    data: DataSummary
+    run_dir: str = ""
+    label: str = ""
+    per_client: dict[str, float] = {}
+
+    @property
+    def row(self) -> str:
+        """The row of a comparison that the run belongs to."""
+        return self.label or self.method
+
+
+class Counts(Result):
+    """Examples by part ("train") and class, of everybody and of each client."""
+
+    per_class: dict[str, list[int]] = {}
+    per_client: dict[str, dict[str, list[int]]] = {}
+
+
+class Manifest(Result):
+    """What a report reads of manifest.json: the split."""
+
+    fingerprint: dict[str, str] = {}
+    shape: list[int] = []
+    classes: list[str] = []
+    clients: int = 0
+    skew: dict[str, float | None] = {}
+    counts: Counts = Counts()
+    sites: dict[str, object] = {}  # of a network
+
+
+class TookPart(Result):
+    """What a report and an audit read of participation.json."""
+
+    client_seconds: float | None = None
+    failures: list[FailureRow] = []
+    ledger: Any = None
+
+
+# -- studies --------------------------------------------------------------------------------------------------------
+
+
+class PlannedRun(Result):
+    """A run of a comparison: the label of its row, and its experiment as tables."""
+
+    label: str
+    experiment: dict[str, Any]
+
+
+class ComparisonPlan(Result):
+    """comparison.json: all runs, and how many trials find the settings of each method."""
+
+    planned: list[PlannedRun]
+    tune: int = 0
+
+
+class Trial(Result):
+    """One try of a search: settings, and the accuracy on validation parts."""
+
+    settings: dict[str, float]
+    validation: float
+
+
+class TuningResult(Result):
+    """What a search chose for a method, and all that it tried."""
+
+    label: str
+    chosen: dict[str, float]
+    validation: float
+    trials: list[Trial]
+
+
+class StressRow(Result):
+    """How accurate a method is with a share of trouble: the mean over `n` seeds."""
+
+    method: str
+    trouble: str
+    share: float
+    accuracy: float
+    std: float | None
+    n: int
+
+
+class Measure(Result):
+    """A number about synthetic images, as text, and what it means."""
+
+    measure: str
+    value: str
+    meaning: str
+
+
+class OwnGan(Result):
+    """The GAN of a single client: by class, its records and the share of images nearer to them than to others."""
+
+    client: str
+    rows: list[tuple[int, int, float]]
+
+
+class Quality(Result):
+    """quality.json: how good the synthetic images of a run are."""
+
+    measures: list[Measure]
+    per_class: dict[str, list[float | None]]
+    words: list[str]
+    images: str = ""
+    own_gans: list[OwnGan] = []

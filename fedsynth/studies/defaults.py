@@ -1,0 +1,15 @@
+"""What studies try unless told otherwise. Light to import: the help of the commands shows it."""
+
+from __future__ import annotations
+
+CANDIDATES = ("fedavg", "local", "finetune", "logit_adjustment", "feddpms", "gandalf")
+"""Methods that advice is about."""
+
+TROUBLES = {
+    "dropout": "faults.dropout",
+    "late": "faults.late",
+    "label-noise": "data.label_noise",
+    "byzantine": "faults.byzantine",
+}
+"""What a stress test makes worse, and the setting that does it."""
+SHARES = (0.0, 0.1, 0.2, 0.4)
