@@ -21,7 +21,7 @@ ALLOWED = {
     "synthesis": (
         "synthesis",
         "seeding",
-        "data.readers.archives",
+        "data.readers.arrays",
         "learning",
         "privacy.dpsgd",  # clipping, sampling and noise are written once
         "privacy.gaussian",

@@ -29,8 +29,8 @@ from fedsynth.data.dataset import Schema
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.experiment.config import Experiment, make_experiment
+from fedsynth.experiment.files import check_trusted
 from fedsynth.experiment.folder import code_fingerprint
-from fedsynth.experiment.plugins import check_trusted
 from fedsynth.experiment.runner import load_data
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.federation.trials import Trial

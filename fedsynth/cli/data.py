@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,8 +68,7 @@ def _short(value: object) -> str:
 def check(
     data: Annotated[str, typer.Argument(help="A known name, or idx:DIR, npz:FILE, images:DIR, csv:FILE, clients:DIR.")],
     settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]…", help="Settings of the data section, such as label=y."),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Settings of the data section, such as label=y.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,7 +80,7 @@ def check(
 
     found = check_data(parse_data({"name": data, **table}))
     if as_json:
-        print_json(found.to_dict())
+        print_json(asdict(found))
     else:
         for line in check_lines(found):
             out.print(line, highlight=False)

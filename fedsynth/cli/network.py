@@ -29,7 +29,7 @@ def init(
     says who does what."""
     from fedsynth.network.deploy import Federation, parse_classes, parse_shape, parse_sites, write_federation
 
-    wanted = Federation(parse_sites([sites]), parse_shape(shape), parse_classes(classes), host, port, superlink_port)
+    wanted = Federation(parse_sites(sites), parse_shape(shape), parse_classes(classes), host, port, superlink_port)
     write_federation(folder, wanted)
     print(f"{folder} is ready: {folder / 'README.md'} says who does what, in which order.")
 
@@ -81,8 +81,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Compare a site's data with the federation's schema. Nothing is sent. Exit code 1 when there are problems."""
-    from fedsynth.network.check import check_site, site_check_lines
-    from fedsynth.network.site_config import read_site
+    from fedsynth.network.site_config import check_site, read_site, site_check_lines
 
     found = check_site(read_site(file))
     if as_json:

@@ -24,7 +24,7 @@ from fedsynth.cli.common import (
     split_list,
 )
 from fedsynth.errors import ConfigError
-from fedsynth.studies.defaults import CANDIDATES, SHARES, TROUBLES
+from fedsynth.studies import CANDIDATES, SHARES, TROUBLES
 
 if TYPE_CHECKING:
     from fedsynth.report.intervals import Interval

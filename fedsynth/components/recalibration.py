@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedsynth.federation import Client, Federation, Reply, leaves, task
 from fedsynth.learning.aggregators import pooled_statistics
 from fedsynth.learning.models import ModelSpec
-from fedsynth.learning.statistics import measure_batch_norm
+from fedsynth.learning.training import measure_batch_norm
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
 
 

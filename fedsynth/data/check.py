@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import Dataset
-from fedsynth.data.readers.client_folders import client_paths, find_differences, read_client, unify_channels
+from fedsynth.data.readers.folders import client_paths, find_differences, read_client, unify_channels
 from fedsynth.data.readers.raw import Raw, describe_shape, number_labels, resize_images
 from fedsynth.data.sources import Source, load_sources
 from fedsynth.errors import DataError
@@ -65,10 +65,6 @@ class Check:
         """Whether no problem was found."""
         return not self.problems
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return asdict(self)
-
 
 def check_data(config: DataConfig, seed: int = 0) -> Check:
     """Summarise the data and list its problems.
@@ -86,11 +82,10 @@ def check_data(config: DataConfig, seed: int = 0) -> Check:
     if problems:
         return Check(silos=silos, problems=problems)
     sources = load_sources(config, seed)
-    for source in sources:
-        problems += find_problems(source)
-    for silo in silos:
-        if silo.missing:
-            problems.append(f'Client "{silo.client}" has no examples of {_listed(silo.missing)}.')
+    problems = [problem for source in sources for problem in find_problems(source)]
+    problems += [
+        f'Client "{silo.client}" has no examples of {_listed(silo.missing)}.' for silo in silos if silo.missing
+    ]
     return Check([_summary(source) for source in sources], silos, problems)
 
 
@@ -121,42 +116,34 @@ def _check_silos(folder: Path, config: DataConfig) -> tuple[list[SiloSummary], l
 
 
 def _summary(source: Source) -> SourceSummary:
-    classes = source.schema.classes
+    def summarise(data: Dataset) -> PartSummary:
+        counts = data.counts(source.schema.classes).tolist()
+        return PartSummary(len(data), counts, float(data.x.min()), float(data.x.max()))
+
     return SourceSummary(
         name=source.name,
         shape=source.schema.shape,
         class_names=source.schema.class_names,
-        train=_part_summary(source.train, classes),
-        test=_part_summary(source.test, classes) if source.test is not None else None,
+        train=summarise(source.train),
+        test=summarise(source.test) if source.test is not None else None,
         clients=len(np.unique(source.groups)) if source.groups is not None else None,
         fingerprint=source.fingerprint,
     )
 
 
-def _part_summary(data: Dataset, classes: int) -> PartSummary:
-    return PartSummary(len(data), data.counts(classes).tolist(), float(data.x.min()), float(data.x.max()))
-
-
 def find_problems(source: Source) -> list[str]:
     """Sentences about duplicates, constant examples, missing labels, imbalance and odd values."""
-    problems = _label_problems(source)
-    constant = _constant_examples(source.train.x)
-    if constant:
-        problems.append(f"{source.name}: {constant} training examples are constant (every value is the same).")
     hashes = _row_hashes(source.train.x)
-    repeats = len(hashes) - len(set(hashes))
-    if repeats:
-        problems.append(f"{source.name}: {repeats} training examples are copies of another one.")
-    contradictions = _contradictions(hashes, source.train.y)
-    if contradictions:
-        problems.append(f"{source.name}: {contradictions} training examples occur with different labels.")
-    shared = _shared_by_clients(hashes, source.groups)
-    if shared:
-        problems.append(f"{source.name}: {shared} training examples are held by more than one client.")
-    if source.test is not None:
-        leaked = len(set(hashes) & set(_row_hashes(source.test.x)))
-        if leaked:
-            problems.append(f"{source.name}: {leaked} examples are in both train and test; remove them from one.")
+    of_test = _row_hashes(source.test.x) if source.test is not None else []
+    found = {
+        "training examples are constant (every value is the same).": _constant_examples(source.train.x),
+        "training examples are copies of another one.": len(hashes) - len(set(hashes)),
+        "training examples occur with different labels.": _count_conflicts(hashes, source.train.y),
+        "training examples are held by more than one client.": _count_conflicts(hashes, source.groups),
+        "examples are in both train and test; remove them from one.": len(set(hashes) & set(of_test)),
+    }
+    problems = _label_problems(source)
+    problems += [f"{source.name}: {count} {words}" for words, count in found.items() if count]
     if source.train.x.ndim == 4 and source.train.x.dtype.kind == "f" and source.train.x.max() > 1.5:
         problems.append(
             f"{source.name}: pixels are fractions up to {source.train.x.max():g}; scale them to 0..1 or store bytes."
@@ -199,18 +186,13 @@ def _row_hashes(x: np.ndarray) -> list[bytes]:
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in flat]
 
 
-def _contradictions(hashes: list[bytes], labels: np.ndarray) -> int:
-    first: dict[bytes, int] = {}
-    pairs = zip(hashes, labels.tolist(), strict=True)
-    return len({example for example, label in pairs if first.setdefault(example, label) != label})
-
-
-def _shared_by_clients(hashes: list[bytes], groups: np.ndarray | None) -> int:
-    if groups is None:
+def _count_conflicts(hashes: list[bytes], values: np.ndarray | None) -> int:
+    """How many examples occur with more than one value (label or client)."""
+    if values is None:
         return 0
-    first: dict[bytes, str] = {}
-    pairs = zip(hashes, groups.tolist(), strict=True)
-    return len({example for example, client in pairs if first.setdefault(example, client) != client})
+    first: dict[bytes, object] = {}
+    pairs = zip(hashes, values.tolist(), strict=True)
+    return len({example for example, value in pairs if first.setdefault(example, value) != value})
 
 
 def _listed(names: list[str]) -> str:

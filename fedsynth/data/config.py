@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsynth.errors import ConfigError, nearest
 
 ClassList = tuple[int | str, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class DataConfig(BaseModel):
@@ -26,8 +27,7 @@ class DataConfig(BaseModel):
         default=(), description="Several names instead of one; each client belongs to one of them."
     )
     shares: tuple[int, ...] = Field(
-        default=(),
-        description="How the clients are divided over the sources, such as [3, 3, 3]; evenly when empty.",
+        default=(), description="How the clients are divided over the sources, such as [3, 3, 3]; evenly when empty."
     )
     labels: Literal["shared", "separate"] = Field(
         default="shared", description="Whether the sources use the same label numbers or each its own."
@@ -37,8 +37,7 @@ class DataConfig(BaseModel):
     )
     limit: int | None = Field(default=None, ge=1, description="Keep this many training examples, stratified by class.")
     classes: tuple[ClassList, ...] | ClassList | None = Field(
-        default=None,
-        description="Keep only these labels or class names, renumbered; one list per source if several.",
+        default=None, description="Keep only these labels or class names, renumbered; one list per source if several."
     )
     label: str = Field(default="label", description="Column of a csv or parquet file that holds the label.")
     client_column: str | None = Field(
@@ -60,10 +59,7 @@ class DataConfig(BaseModel):
         description="What a client is tested on: this share of its own data, or the whole test set of its source.",
     )
     global_test: float = Field(
-        default=0.2,
-        gt=0,
-        lt=1,
-        description="Fraction held out for the global test when the source has no test part.",
+        default=0.2, gt=0, lt=1, description="Fraction held out for the global test when the source has no test part."
     )
 
     @model_validator(mode="after")
@@ -110,9 +106,14 @@ def explain(error: ValidationError, where: str, model: type[BaseModel]) -> Confi
     return ConfigError(f"{subject} cannot be used: {reason[:1].lower()}{reason[1:]}.")
 
 
-def parse_data(table: Mapping[str, object]) -> DataConfig:
-    """A `DataConfig` from a plain table; a wrong key or value is a `ConfigError` of one sentence."""
+def parse_table(model: type[Model], table: Mapping[str, object], where: str) -> Model:
+    """A model from a plain table; a wrong key or value is a `ConfigError` of one sentence that says `where`."""
     try:
-        return DataConfig.model_validate(table)
+        return model.model_validate(table)
     except ValidationError as error:
-        raise explain(error, "data", DataConfig) from error
+        raise explain(error, where, model) from None
+
+
+def parse_data(table: Mapping[str, object]) -> DataConfig:
+    """A `DataConfig` from a plain table."""
+    return parse_table(DataConfig, table, "data")

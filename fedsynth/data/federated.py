@@ -1,14 +1,18 @@
 """A federation's data in memory: one pool of examples, and who holds which rows of it.
 
-The rows of all clients lie in one array, so that 100,000 clients cost megabytes; a client's examples are
-copied out of the pool only when they are asked for.
+The rows of all clients lie in one array, so that 100,000 clients cost megabytes; a client's examples are copied out of
+the pool only when they are asked for. Or data that stays where it is: what a network's server knows of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -27,20 +31,13 @@ PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class FederatedData:
+class FederatedData(Mixture):
     """Clients with disjoint train, validation and test parts, and a global test set nobody trains on."""
 
-    pool: Dataset
     clients: list[str]
     rows: np.ndarray  # client after client; within a client train, validation, test
     bounds: np.ndarray  # (clients, 4): where each client's parts begin and end in `rows`
-    test: Dataset
-    test_sources: np.ndarray | None
-    schema: Schema
-    source_names: tuple[str, ...]
     client_sources: np.ndarray
-    held_out: np.ndarray
-    fingerprint: str
     seed: int
     partition: PartitionConfig
     config: DataConfig = field(repr=False)
@@ -58,13 +55,11 @@ class FederatedData:
 
     def client(self, client: str) -> ClientData:
         """The parts of one client, copied from the pool."""
-        start, train, validation, end = self.bounds[self.position(client)]
-        test = self.pool.subset(self.rows[validation:end])
-        return ClientData(
-            self.pool.subset(self.rows[start:train]),
-            self.pool.subset(self.rows[train:validation]),
-            test if self.config.client_test == "own" else self._source_test(self.client_sources[self.position(client)]),
-        )
+        position = self.position(client)
+        bounds = self.bounds[position]
+        train, validation, test = (self.pool.subset(self.rows[a:b]) for a, b in pairwise(bounds))
+        own = self.config.client_test == "own"
+        return ClientData(train, validation, test if own else self._source_test(self.client_sources[position]))
 
     def _source_test(self, source: int) -> Dataset:
         """The part of the global test set that comes from one source."""
@@ -139,18 +134,13 @@ def load_federated(
     rows, bounds = split_clients(mixture.pool.y, parts, ids, data.validation, share, seed)
     assert_disjoint(rows, len(mixture.pool), mixture.held_out)
     train = np.concatenate([rows[first:last] for first, last in bounds[:, :2]])
+    pool = corrupt_labels(mixture.pool, train, data.label_noise, mixture.schema.classes, seed)
     return FederatedData(
-        pool=corrupt_labels(mixture.pool, train, data.label_noise, mixture.schema.classes, seed),
+        **{**vars(mixture), "pool": pool},
         clients=ids,
-        rows=rows.astype(np.int32) if len(mixture.pool) < 2**31 else rows,
+        rows=rows.astype(np.int32) if len(pool) < 2**31 else rows,
         bounds=bounds,
-        test=mixture.test,
-        test_sources=mixture.test_sources,
-        schema=mixture.schema,
-        source_names=mixture.names,
         client_sources=owners,
-        held_out=mixture.held_out,
-        fingerprint=mixture.fingerprint,
         seed=seed,
         partition=config,
         config=data,
@@ -182,12 +172,12 @@ def _divide_sources(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Rows of each client, and the source that each client belongs to."""
     free = mixture.free_rows()
-    if config.name == "natural" or len(mixture.names) == 1:
+    if config.name == "natural" or len(mixture.source_names) == 1:
         groups = mixture.groups[free] if mixture.groups is not None else None
         parts = divide(mixture.pool.y[free], config, generator(seed, "partition", config.name), groups)
         parts = [free[part] for part in parts]
         return parts, np.array([mixture.sources[part[0]] for part in parts], dtype=np.int64)
-    shares = np.array(data.shares or [1] * len(mixture.names), dtype=float)
+    shares = np.array(data.shares or [1] * len(mixture.source_names), dtype=float)
     if config.num_clients < len(shares):
         raise DataError(
             f"{len(shares)} sources need at least {len(shares)} clients and partition.num_clients is "
@@ -211,3 +201,85 @@ def _client_ids(parts: list[np.ndarray], mixture: Mixture, config: PartitionConf
         return [str(mixture.groups[part[0]]) for part in parts]
     width = len(str(len(parts) - 1))
     return [str(number).zfill(width) for number in range(len(parts))]
+
+
+@dataclass(frozen=True)
+class DescribedData:
+    """Sites as they described themselves: shape and classes. The server has no test.
+
+    `class_counts` has the training examples per class of those sites that released them.
+    """
+
+    sites: Mapping[str, Mapping[str, Any]]
+    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    test: Dataset | None = None
+    test_sources: np.ndarray | None = None
+    source_names: tuple[str, ...] = ("sites",)
+
+    @property
+    def clients(self) -> list[str]:
+        """The sites, in the order of the experiment."""
+        return list(self.sites)
+
+    @property
+    def schema(self) -> Schema:
+        """What all sites agree on."""
+        first = next(iter(self.sites.values()))
+        return Schema(tuple(first["shape"]), len(first["classes"]), tuple(first["classes"]))
+
+    def check(self) -> None:
+        """Refuse sites that do not agree, by name."""
+        first_name, first = next(iter(self.sites.items()))
+        for name, about in self.sites.items():
+            for key in ("shape", "classes"):
+                if about[key] != first[key]:
+                    raise DataError(
+                        f'Site "{name}" has another {key} ({about[key]}) than site "{first_name}" ({first[key]}): '
+                        "give all sites the same [schema]."
+                    )
+
+    def with_counts(self, class_counts: Mapping[str, Sequence[int]]) -> DescribedData:
+        """The same sites, and what some of them released of their training examples, class by class."""
+        return replace(self, class_counts=dict(class_counts))
+
+    def train_size(self, client: str) -> int | None:
+        """How many examples a site trains on, if it released that."""
+        return sum(self.class_counts[client]) if client in self.class_counts else None
+
+    def counts(self, part: str = "train") -> np.ndarray | None:
+        """Examples per site and class in one part, if all sites released them; they release "train" alone."""
+        if part != "train" or not all(site in self.class_counts for site in self.sites):
+            return None
+        return np.array([self.class_counts[site] for site in self.sites], dtype=np.int64)
+
+    def split_fingerprint(self) -> str:
+        """sha256 over what the sites say of their data; it changes when a site's data does."""
+        known = [[name, about["fingerprint"]] for name, about in self.sites.items()]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+    def manifest(self) -> numbers.Manifest:
+        """The same table as a simulated split's, without what the server does not know."""
+        table: numbers.Manifest = {
+            "sites": {name: dict(about) for name, about in self.sites.items()},
+            "fingerprint": {"split": self.split_fingerprint()},
+            "shape": list(self.schema.shape),
+            "classes": list(self.schema.class_names),
+            "clients": len(self.sites),
+        }
+        counts = self.counts()
+        if counts is not None:
+            table["examples"] = {"train": int(counts.sum())}
+            table["train_sizes"] = numbers.summarise_sizes(counts.sum(axis=1))
+            table["skew"] = numbers.measure_skew(counts)
+            table["counts"] = numbers.tabulate_counts(self.clients, {"train": counts})
+        elif self.class_counts:
+            known = {site: {"train": list(self.class_counts[site])} for site in self.sites if site in self.class_counts}
+            table["counts"] = {"per_client": known}
+        return table
+
+
+RunData = FederatedData | DescribedData
+"""What a run knows of its federation's data, wherever that is. Without a `test`, there is no global test.
+
+How many examples clients have is None where it is not known: sites of a network release it only on request.
+"""

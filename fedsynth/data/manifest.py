@@ -72,7 +72,7 @@ def measure_skew(counts: np.ndarray) -> Skew:
     Kullback-Leibler as in AggEnhance, eq. 18, with 0.001 added to every class frequency before
     normalising (a missing class would make it infinite), and Hellinger without smoothing.
     """
-    sample = _evenly_spaced(len(counts))
+    sample = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), SAMPLE)).round().astype(np.int64))
     shares = counts[sample] / np.maximum(counts[sample].sum(axis=1, keepdims=True), 1)
     smooth = shares + SMOOTHING
     smooth /= smooth.sum(axis=1, keepdims=True)
@@ -86,10 +86,6 @@ def measure_skew(counts: np.ndarray) -> Skew:
         "hellinger_mean": _mean_of_pairs(hellinger),
         "clients_compared": len(sample),
     }
-
-
-def _evenly_spaced(clients: int) -> np.ndarray:
-    return np.unique(np.linspace(0, clients - 1, min(clients, SAMPLE)).round().astype(np.int64))
 
 
 def _mean_of_pairs(table: np.ndarray) -> float:

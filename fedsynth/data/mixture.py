@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +26,7 @@ class Mixture:
     test: Dataset
     test_sources: np.ndarray | None
     schema: Schema
-    names: tuple[str, ...]
+    source_names: tuple[str, ...]
     fingerprint: str
 
     def free_rows(self) -> np.ndarray:
@@ -65,18 +64,17 @@ def mix(sources: list[Source], config: DataConfig, seed: int) -> Mixture:
         test=_join(tests),
         test_sources=np.repeat(np.arange(len(tests)), [len(test) for test in tests]) if several else None,
         schema=schema,
-        names=names,
+        source_names=names,
         fingerprint=_fingerprint(sources),
     )
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:
     """Names that tell the sources apart even when one is used twice (with other classes each time)."""
-    total, seen, unique = Counter(names), Counter[str](), []
-    for name in names:
-        seen[name] += 1
-        unique.append(f"{name}#{seen[name]}" if total[name] > 1 else name)
-    return tuple(unique)
+    return tuple(
+        f"{name}#{names[: position + 1].count(name)}" if names.count(name) > 1 else name
+        for position, name in enumerate(names)
+    )
 
 
 def _label_map(sources: list[Source], rule: str, names: tuple[str, ...]) -> tuple[list[int], Schema]:
@@ -87,11 +85,8 @@ def _label_map(sources: list[Source], rule: str, names: tuple[str, ...]) -> tupl
         return [0], sources[0].schema
     if rule == "separate":
         offsets = [sum(sizes[:position]) for position in range(len(sizes))]
-        labels = tuple(
-            f"{name}: {label}"
-            for name, source in zip(names, sources, strict=True)
-            for label in source.schema.class_names
-        )
+        pairs = zip(names, sources, strict=True)
+        labels = tuple(f"{name}: {label}" for name, source in pairs for label in source.schema.class_names)
         return offsets, Schema(shape, sum(sizes), labels)
     _refuse_shuffled_names(sources)
     shared = []
@@ -131,12 +126,10 @@ def _groups(sources: list[Source], names: tuple[str, ...]) -> np.ndarray | None:
     """Natural ids; with several sources the id starts with the source, so that they cannot collide."""
     if len(sources) == 1:
         return sources[0].groups
-    groups = []
-    for source, name in zip(sources, names, strict=True):
-        if source.groups is None:
-            return None
-        groups.append(np.char.add(f"{name}/", source.groups.astype(str)))
-    return np.concatenate(groups)
+    groups = [source.groups for source in sources if source.groups is not None]
+    if len(groups) < len(sources):
+        return None
+    return np.concatenate([np.char.add(f"{name}/", own.astype(str)) for name, own in zip(names, groups, strict=True)])
 
 
 def _fingerprint(sources: list[Source]) -> str:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedsynth.data.config import ClassList, DataConfig
 from fedsynth.data.dataset import Dataset, Schema
-from fedsynth.data.readers.arrays import read_npz
-from fedsynth.data.readers.client_folders import read_clients
-from fedsynth.data.readers.idx import read_idx_folder
-from fedsynth.data.readers.image_folders import read_image_folder
+from fedsynth.data.partition.allocation import apportion
+from fedsynth.data.readers.arrays import read_idx_folder, read_npz
+from fedsynth.data.readers.folders import read_clients, read_image_folder
 from fedsynth.data.readers.public_sets import KNOWN, find_known, read_known
 from fedsynth.data.readers.raw import Part, Raw, describe_shape, number_labels, resize_images
 from fedsynth.data.readers.tables import read_csv, read_parquet
@@ -57,17 +56,12 @@ def load_source(config: DataConfig, seed: int = 0) -> Source:
 def load_sources(config: DataConfig, seed: int = 0) -> list[Source]:
     """Every source of the federation, in order; their shapes must agree when there are several."""
     names = config.sources or (config.name,)
-    sources = [
+    sources = []
+    for position, name in enumerate(names):
         # The position, not the name, goes into the seed: a path may be spelt differently on each machine.
-        _prepare(
-            canonical_name(name),
-            read_raw(name, config),
-            config,
-            config.classes_of(position, len(names)),
-            generator(seed, "data", "limit", position),
-        )
-        for position, name in enumerate(names)
-    ]
+        rng, kept = generator(seed, "data", "limit", position), config.classes_of(position, len(names))
+        known = find_known(name)  # however its name was spelt
+        sources.append(_prepare(known.name if known else name, read_raw(name, config), config, kept, rng))
     for source in sources[1:]:
         if source.schema.shape != sources[0].schema.shape:
             raise DataError(
@@ -98,12 +92,6 @@ def read_raw(name: str, config: DataConfig) -> Raw:
     raise ConfigError(f'There is no data set "{name}".{nearest(name, options)}')
 
 
-def canonical_name(name: str) -> str:
-    """The one spelling of a known set's name; anything else stays as it is."""
-    known = find_known(name)
-    return known.name if known is not None else name
-
-
 def _digits() -> Raw:
     from sklearn.datasets import load_digits
 
@@ -125,10 +113,9 @@ def _prepare(name: str, raw: Raw, config: DataConfig, classes: ClassList | None,
     groups = raw.groups
     if classes is not None:
         kept = _class_numbers(classes, names, name)
-        rows = _rows_of(train, kept, name)
-        train, groups = train.subset(rows), groups[rows] if groups is not None else None
-        test = test.subset(_rows_of(test, kept, name)) if test is not None else None
-        train, test = _renumber(train, kept), _renumber(test, kept) if test is not None else None
+        train, rows = _keep_classes(train, kept, name)
+        groups = groups[rows] if groups is not None else None
+        test = _keep_classes(test, kept, name)[0] if test is not None else None
         names = tuple(names[label] for label in kept)
     if config.limit is not None and config.limit < len(train):
         rows = sample_stratified(train.y, config.limit, rng)
@@ -152,17 +139,14 @@ def _class_numbers(classes: ClassList, names: tuple[str, ...], source: str) -> l
     return numbers
 
 
-def _rows_of(data: Dataset, kept: list[int], source: str) -> np.ndarray:
+def _keep_classes(data: Dataset, kept: list[int], source: str) -> tuple[Dataset, np.ndarray]:
+    """The examples of some classes, renumbered in their order; and the rows at which they were."""
     rows = np.flatnonzero(np.isin(data.y, kept))
     if len(rows) == 0:
         raise DataError(f"{source} has no examples of the classes in data.classes; choose others.")
-    return rows
-
-
-def _renumber(data: Dataset, kept: list[int]) -> Dataset:
     number = np.full(max(kept) + 1, -1, np.int64)
     number[kept] = np.arange(len(kept))
-    return replace(data, y=number[data.y])
+    return Dataset(data.x[rows], number[data.y[rows]]), rows
 
 
 def sample_stratified(labels: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -170,10 +154,7 @@ def sample_stratified(labels: np.ndarray, size: int, rng: np.random.Generator) -
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     counts = np.bincount(labels)
-    share = counts * size / len(labels)
-    take = np.floor(share).astype(np.int64)
-    rest = np.argsort(take - share, kind="stable")[: size - int(take.sum())]
-    take[rest] += 1
+    take = apportion(size, counts)
     first = np.cumsum(counts) - counts
     rank = np.arange(len(labels)) - np.repeat(first, counts)
     return np.sort(by_class[rank < np.repeat(take, counts)])

@@ -38,12 +38,7 @@ def part_sizes(sizes: np.ndarray, validation: float, test: float) -> tuple[np.nd
 
 
 def split_clients(
-    labels: np.ndarray,
-    parts: Sequence[np.ndarray],
-    ids: Sequence[str],
-    validation: float,
-    test: float,
-    seed: int,
+    labels: np.ndarray, parts: Sequence[np.ndarray], ids: Sequence[str], validation: float, test: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split every client at once.
 

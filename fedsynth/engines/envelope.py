@@ -15,19 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedsynth.errors import FedsynthError
 
 BODY, HEADER = "body", "header"
-
-
 DOT = "__"  # a message type of Flower is "query." and an identifier, and names of tasks have dots
-
-
-def action_of(task: str) -> str:
-    """A task's name as the action of a message."""
-    return task.replace(".", DOT)
-
-
-def task_of(action: str) -> str:
-    """The name of the task that a message is about."""
-    return action.replace(DOT, ".")
 
 
 class EnvelopeError(FedsynthError):

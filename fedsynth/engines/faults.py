@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.payload import decode, encode
@@ -21,10 +20,8 @@ from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure
 from fedsynth.seeding import generator
 
 
-class FaultConfig(BaseModel):
+class FaultConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The schedule. All zero: no faults, and the virtual clock stands still."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dropout: float = Field(0.0, ge=0, le=1, description="chance that a client cannot be reached for a request")
     failure: float = Field(0.0, ge=0, le=1, description="chance that a client breaks down in the middle of a task")
@@ -38,7 +35,6 @@ class FaultConfig(BaseModel):
     outages: dict[str, list[tuple[float, float]]] = Field(
         default_factory=dict, description="per client, stretches of simulated time in which it is away"
     )
-
     late: float = Field(0.0, ge=0, le=1, description="share of the clients that always answer too late")
     byzantine: float = Field(0.0, ge=0, le=1, description="share of the clients that send something else than asked")
     lie: Literal["noise", "negated"] = Field(
@@ -52,16 +48,21 @@ class FaultConfig(BaseModel):
         return self != FaultConfig()
 
 
+class Header(BaseModel):
+    """What a request says about itself: which one of the run it is (not the clock, which may stand still, nor a count,
+    which a resume would lose), and which route of a relay."""
+
+    step: int
+    id: str
+    relay: str | None = None
+    route: str | None = None
+
+
 class FaultyEngine:
     """An engine whose clients fail by schedule. The routes of a relay each have a time of their own until all end."""
 
     def __init__(
-        self,
-        inner: Engine,
-        config: FaultConfig,
-        seed: int,
-        sizes: Callable[[str], int],
-        clients: Sequence[str] = (),
+        self, inner: Engine, config: FaultConfig, seed: int, sizes: Callable[[str], int], clients: Sequence[str] = ()
     ) -> None:
         self.inner, self.config, self.seed, self.sizes = inner, config, seed, sizes
         self.late = choose_some(clients, config.late, seed, "late")
@@ -82,7 +83,7 @@ class FaultyEngine:
         headers: dict[int, Header] = {}  # a broadcast is one request for all
         for client, request in requests.items():
             if id(request) not in headers:
-                headers[id(request)] = read_header(request)
+                headers[id(request)] = Header.model_validate(decode(request))
             header = headers[id(request)]
             if not spans:
                 self._begin(header.relay)
@@ -163,20 +164,3 @@ def _falsify_value(value: Any, lie: str, rng: np.random.Generator) -> Any:
         return -value
     strength = value.double().square().mean().sqrt().item() if value.numel() else 0.0
     return torch.from_numpy(strength * rng.standard_normal(tuple(value.shape))).to(value.dtype)
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a request says about itself: which one of the run it is (not the clock, which may stand still, nor a count,
-    which a resume would lose), and which route of a relay."""
-
-    step: int
-    id: str
-    relay: str | None
-    route: str | None
-
-
-def read_header(request: bytes) -> Header:
-    """The header of an encoded request."""
-    content = decode(request)
-    return Header(content["step"], content["id"], content.get("relay"), content.get("route"))

@@ -11,12 +11,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedsynth.engines.envelope import EnvelopeError, action_of, digest, pack, seal, unpack
+from fedsynth.engines.envelope import DOT, EnvelopeError, digest, pack, seal, unpack
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.port import SERVER, Answers, Blob, Engine, Failure, FailureKind
 
@@ -90,7 +91,7 @@ class FlowerEngine:
                 key, record = bodies[id(body)]
                 content = pack({"run": self.run, "site": client, "id": key}, record)
                 ttl = LONGEST if deadline is None else deadline + GRACE
-                messages[client] = Message(content, nodes[client], f"query.{action_of(task)}", ttl=ttl)
+                messages[client] = Message(content, nodes[client], f"query.{task.replace('.', DOT)}", ttl=ttl)
             ids = bounded(lambda: list(self.grid.push_messages(list(messages.values()))), end) if messages else []
         except TimeoutError:
             for client in requests:
@@ -148,23 +149,16 @@ def bounded(call: Callable[[], T], end: float | None) -> T:
     """
     if end is None:
         return call()
-    outcome: list[Any] = []
-    done = threading.Event()
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            outcome.extend((True, call()))
+            outcome.set_result(call())
         except BaseException as error:
-            outcome.extend((False, error))
-        done.set()
+            outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    if not done.wait(max(0.0, end - time.monotonic()) + 1.0):  # a last look may begin at the deadline
-        raise TimeoutError
-    fine, result = outcome
-    if not fine:
-        raise result
-    return result
+    return outcome.result(max(0.0, end - time.monotonic()) + 1.0)  # a last look may begin at the deadline
 
 
 def _failure(client: str, reply: Message) -> Failure:

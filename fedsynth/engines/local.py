@@ -39,7 +39,7 @@ def choose_workers(wanted: int | None, device: str) -> tuple[int, str]:
     if wanted is None and "ipykernel" in sys.modules:
         return 0, "Running in one process, as notebooks should; set engine.workers to use more cores."
     count = usable_cores() if wanted is None else wanted
-    return (0, "") if count <= 1 else (count, "")
+    return count if count > 1 else 0, ""
 
 
 @dataclass
@@ -146,8 +146,6 @@ def new_scratch() -> Path:
 def _exists(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:  # another user's process is one all the same
+        return not isinstance(error, ProcessLookupError)
     return True

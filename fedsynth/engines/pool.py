@@ -111,10 +111,10 @@ class Pool(Generic[Job]):
     def _give_up(self, waiting: deque[Job]) -> Iterator[Ended[Job]]:
         for job in waiting:
             yield Ended(job, "not started")
-        for worker in [worker for worker in self._workers if worker.job is not None]:
-            self._end(worker, 0.0)
-            assert worker.job is not None
-            yield Ended(worker.job, "not finished")
+        for worker in list(self._workers):
+            if worker.job is not None:
+                self._end(worker, 0.0)
+                yield Ended(worker.job, "not finished")
 
     def _start(self) -> None:
         context = multiprocessing.get_context("fork")

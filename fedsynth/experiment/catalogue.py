@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsynth.experiment.plugins import load_plugins, plugin_files
+from fedsynth.experiment.files import load_plugins, plugin_files
 
 if TYPE_CHECKING:
     from fedsynth.federation.methods import Method

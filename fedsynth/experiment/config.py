@@ -6,25 +6,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 import fedsynth.methods  # noqa: F401  (registers all methods)
 from fedsynth.components.settings import MethodConfig, TrainConfig
-from fedsynth.data.config import DataConfig, explain
+from fedsynth.data.config import DataConfig, parse_table
 from fedsynth.data.partition import parse_partition
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.experiment.files import Tables, load_tables
-from fedsynth.experiment.plugins import load_plugins
+from fedsynth.experiment.files import Tables, load_plugins, load_tables
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
 from fedsynth.privacy import PrivacyConfig
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[engine]` section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Literal["local", "wire", "flower"] = Field(
         "local", description="local: this machine; flower: sites on a network; wire: bytes only, for tests"
@@ -48,10 +45,8 @@ class EngineConfig(BaseModel):
         return self
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[evaluation]` section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     every: int = Field(1, ge=0, description="validate every so many rounds; 0: only at the end")
     clients: int = Field(
@@ -70,10 +65,8 @@ class EvaluationConfig(BaseModel):
     )
 
 
-class Experiment(BaseModel):
+class Experiment(BaseModel, frozen=True, extra="forbid"):
     """A whole experiment. `method` holds the settings of the named method, checked by its own class."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(0, ge=0, description="all randomness comes from here")
     data_seed: int | None = Field(None, ge=0, description="seed of the split, where it should not follow `seed`")
@@ -91,16 +84,12 @@ class Experiment(BaseModel):
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
 
     @model_validator(mode="after")
-    def _patience_needs_validation(self) -> Experiment:
+    def _sections_agree(self) -> Experiment:
         if self.train.patience is not None and not (self.evaluation.every and self.evaluation.clients):
             raise ValueError(
                 "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
                 "= 0 turns off: remove one of the two"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _single_replies_can_be_falsified(self) -> Experiment:
         if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
             raise ValueError(
                 "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "
@@ -126,11 +115,8 @@ class Experiment(BaseModel):
         for key in settings:
             if key not in allowed:
                 raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
-        try:
-            config: MethodConfig = kind(train=self.train, model=self.model_spec, privacy=self.privacy, **settings)
-        except ValidationError as error:
-            raise explain(error, f'method "{self.method_name}"', MethodConfig) from None
-        return config
+        common = {"train": self.train, "model": self.model_spec, "privacy": self.privacy}
+        return parse_table(kind, {**common, **settings}, f'method "{self.method_name}"')
 
     def resolved(self) -> Tables:
         """Everything that decides the result, with defaults filled in; what a run folder keeps."""
@@ -160,10 +146,7 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     _check_sections(given)
     given["plugins"] = load_plugins(given.get("plugins", ()))
     given["method"] = _chosen_method(given.pop("methods", {}), given.get("method", {}))
-    try:
-        experiment = Experiment(**given)
-    except ValidationError as error:
-        raise explain(error, "the experiment", Experiment) from None
+    experiment = parse_table(Experiment, given, "the experiment")
     if experiment.partition:
         parse_partition(experiment.partition)
     experiment.method_config()
@@ -178,10 +161,7 @@ def _check_sections(tables: Mapping[str, Any]) -> None:
         if key in (*SECTIONS, "partition", "method", "methods") and not isinstance(value, Mapping):
             raise ConfigError(f'"{key}" must be a section, such as [{key}] with name = "…".')
     for section, kind in SECTIONS.items():
-        try:
-            kind.model_validate(dict(tables.get(section, {})))
-        except ValidationError as error:
-            raise explain(error, section, kind) from None
+        parse_table(kind, dict(tables.get(section, {})), section)
 
 
 def _chosen_method(methods: Mapping[str, Any], method: Mapping[str, Any]) -> Tables:

@@ -6,69 +6,54 @@ variables (MLFLOW_TRACKING_URI, WANDB_MODE …).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedsynth.errors import ConfigError
 
-if TYPE_CHECKING:
-    from fedsynth.report.reading import RunRecord
-
+Settings = dict[str, object]
+Numbers = dict[str, float]
+Rounds = list[tuple[int, Numbers]]
 Tool = Literal["mlflow", "wandb"]
-
-
-@dataclass(frozen=True)
-class Export:
-    """What other tools are told of a run."""
-
-    name: str
-    settings: dict[str, object]
-    rounds: list[tuple[int, dict[str, float]]]
-    result: dict[str, float]
 
 
 def export_run(path: Path, to: Tool, project: str = "fedsynth") -> str:
     """Hand the settings, the metrics of every round and the result over; says where they are."""
+    from fedsynth.report.artifacts import flatten, numbers_of
     from fedsynth.report.reading import read_run
 
-    export = _read_export(read_run(path))
+    run = read_run(path)
+    settings = {key: value for key, value in flatten(run.config).items() if value is not None}
+    rounds = [(row.round, numbers_of(row.as_dict())) for row in run.metrics]
+    ends = run.summary.model_dump(include={"test", "clients"}, exclude_unset=True) if run.summary else {}
+    result = {f"final/{key}": value for key, value in numbers_of(ends).items()}
     try:
-        return _to_mlflow(export, project) if to == "mlflow" else _to_wandb(export, project)
+        return (_to_mlflow if to == "mlflow" else _to_wandb)(run.name, project, settings, rounds, result)
     except ImportError as error:
         if error.name != to:
             raise
         raise ConfigError(f"{to} is not installed: pip install 'fedsynth[{to}]'.") from None
 
 
-def _read_export(run: RunRecord) -> Export:
-    from fedsynth.report.artifacts import flatten, numbers_of
-
-    settings = {key: value for key, value in flatten(run.config).items() if value is not None}
-    rounds = [(row.round, numbers_of(row.as_dict())) for row in run.metrics]
-    ends = run.summary.model_dump(include={"test", "clients"}, exclude_unset=True) if run.summary else {}
-    return Export(run.name, settings, rounds, {f"final/{key}": value for key, value in numbers_of(ends).items()})
-
-
-def _to_mlflow(export: Export, project: str) -> str:
+def _to_mlflow(name: str, project: str, settings: Settings, rounds: Rounds, result: Numbers) -> str:
     import mlflow
 
     mlflow.set_experiment(project)
-    with mlflow.start_run(run_name=export.name) as begun:
-        mlflow.log_params({key: str(value)[:500] for key, value in export.settings.items()})
-        for round, numbers in export.rounds:
+    with mlflow.start_run(run_name=name) as begun:
+        mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
+        for round, numbers in rounds:
             mlflow.log_metrics(numbers, step=round)
-        mlflow.log_metrics(export.result)
+        mlflow.log_metrics(result)
         return f"run {begun.info.run_id} of the MLflow experiment {project} at {mlflow.get_tracking_uri()}"
 
 
-def _to_wandb(export: Export, project: str) -> str:
+def _to_wandb(name: str, project: str, settings: Settings, rounds: Rounds, result: Numbers) -> str:
     import wandb
 
-    begun = wandb.init(project=project, name=export.name, config=export.settings, reinit="finish_previous")
-    for round, numbers in export.rounds:
+    begun = wandb.init(project=project, name=name, config=settings, reinit="finish_previous")
+    for round, numbers in rounds:
         begun.log(numbers, step=round)
-    begun.summary.update(export.result)
+    begun.summary.update(result)
     where = str(begun.dir)
     begun.finish()
     return f"a Weights & Biases run of {project}, kept in {where}"

@@ -23,11 +23,7 @@ from fedsynth.experiment.config import Experiment
 from fedsynth.federation.store import kept_secret, lock_of, write_json
 
 SECRET = "state/noise.key"
-HOW_NOT_WHAT = (
-    "engine",
-    "runs",
-    "name",
-)  # sections that say how a run is carried out, not what its result is
+HOW_NOT_WHAT = ("engine", "runs", "name")  # sections that say how a run is carried out, not what its result is
 
 
 @dataclass(frozen=True)
@@ -78,10 +74,6 @@ class RunFolder:
             raise ConfigError(f'"{path}" was begun with another config: restore its config.json, or start a new run.')
         check_same_code(path, experiment.plugins, accept_code_change)
         return cls(path)
-
-    def check_split(self, split: str) -> None:
-        """Refuse to go on with other data than the run began with."""
-        check_same_split(self.path, split)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,7 +15,7 @@ class Quiet:
     def __enter__(self) -> Quiet:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing to put away."""
 
     def phase(self, name: str, total: int, done: int) -> None:
@@ -51,7 +50,7 @@ class Bar(Quiet):
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
     def phase(self, name: str, total: int, done: int) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -16,6 +16,7 @@ from fedsynth.evaluation.fairness import score_classes, score_clients
 from fedsynth.evaluation.results import Best, MetricsRow, RoundTest, RoundValidation
 from fedsynth.evaluation.views import client_tallies, evaluate_pooled, evaluators
 from fedsynth.experiment.config import Experiment
+from fedsynth.experiment.progress import Quiet
 from fedsynth.federation import Federation, Outcome, State
 from fedsynth.federation.store import write_atomically, write_json
 from fedsynth.federation.timeline import COLUMNS
@@ -25,35 +26,18 @@ from fedsynth.report.csv_files import write_rows
 from fedsynth.report.plots import plot_samples
 
 
-class Progress(Protocol):
-    """Where progress is shown; see `progress.py`."""
-
-    def phase(self, name: str, total: int, done: int) -> None: ...
-
-    def advance(self, text: str) -> None: ...
-
-
 class Recorder:
     """The watcher of a run that has a folder."""
 
     def __init__(
-        self, folder: Path, experiment: Experiment, test: Dataset | None, device: str, progress: Progress
+        self, folder: Path, experiment: Experiment, test: Dataset | None, device: str, progress: Quiet
     ) -> None:
         self.folder, self.experiment, self.test = folder, experiment, test
         self.device, self.progress = device, progress
         self.rows: list[MetricsRow] = []
         self.best = Best(round=0, accuracy=-1.0)
         self.unimproved = 0
-
-    @property
-    def _metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def _timeline(self) -> Path:
-        return self.folder / "timeline.csv"
-
-    # -- the watcher's part -------------------------------------------------------------------------------------
+        self._metrics, self._timeline = folder / "metrics.jsonl", folder / "timeline.csv"
 
     def phase_started(self, name: str, rounds: int, done: int) -> None:
         """A loop of rounds begins, or goes on."""
@@ -74,7 +58,9 @@ class Recorder:
         )
         if every and fed.round % every == 0:
             row = row.model_copy(update=self._evaluate(fed, state))
-        self._write(row)
+        self.rows.append(row)
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row.as_dict()) + "\n")
         self.follow(fed)
         accuracy = row.validation.accuracy if row.validation else None
         self.progress.advance("" if accuracy is None else f"validation {accuracy:.1%}")
@@ -118,8 +104,6 @@ class Recorder:
                 file.truncate(values.get(f"{path.stem}_bytes", 0))
         self.rows = read_metrics(self.folder)
 
-    # -- its own ------------------------------------------------------------------------------------------------
-
     def _evaluate(self, fed: Federation, state: State) -> dict[str, RoundValidation | RoundTest | None]:
         values = vars(state)
         model, personal = values.get("model"), values.get("personal", "")
@@ -134,11 +118,6 @@ class Recorder:
         found = score_classes(evaluate_pooled(model, spec, fed.schema, self.test, self.device))
         test = RoundTest(accuracy=found.accuracy, loss=found.loss, class_variance=found.class_variance)
         return {"validation": validation, "test": test}
-
-    def _write(self, row: MetricsRow) -> None:
-        self.rows.append(row)
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row.as_dict()) + "\n")
 
     def _improved_or_stop(self, accuracy: float | None, round: int, model: Weights | None) -> bool:
         if accuracy is None or math.isnan(accuracy):

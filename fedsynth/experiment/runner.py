@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.federated import FederatedData, load_federated
-from fedsynth.data.run_data import DescribedData, RunData
+from fedsynth.data.dataset import Schema
+from fedsynth.data.federated import DescribedData, FederatedData, RunData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
@@ -24,9 +24,8 @@ from fedsynth.errors import ConfigError, UserError
 from fedsynth.evaluation.results import Best, DataSummary, Evaluation, MetricsRow, RunSummary
 from fedsynth.evaluation.views import final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
-from fedsynth.experiment.files import read_run_config
+from fedsynth.experiment.files import plugin_files, read_run_config
 from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
-from fedsynth.experiment.plugins import plugin_files
 from fedsynth.experiment.progress import Quiet, make_progress
 from fedsynth.experiment.recorder import Recorder, save_model
 from fedsynth.federation import Federation, Outcome, Policy
@@ -40,7 +39,6 @@ from fedsynth.learning.weights import Weights
 from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
 from fedsynth.report.page import write_report
-from fedsynth.seeding import Secret
 
 MOST_EXAMPLES = 10**12  # of a class: more is a mistake or a lie, and would not add up in 64 bits
 
@@ -54,8 +52,7 @@ class RunResult:
     weights: Weights | None
     path: Path
     experiment: Experiment = field(repr=False)
-    shape: tuple[int, ...] = field(repr=False, default=())
-    classes: int = field(repr=False, default=0)
+    schema: Schema = field(repr=False)
     whole: bool = field(repr=False, default=True)
 
     @cached_property
@@ -63,7 +60,7 @@ class RunResult:
         """The global model, ready to use; None for a method that ends with personal models only."""
         if self.weights is None or not self.whole:
             return None
-        return instantiate(self.experiment.model_spec, self.shape, self.classes, self.weights).eval()
+        return instantiate(self.experiment.model_spec, self.schema.shape, self.schema.classes, self.weights).eval()
 
 
 def run_experiment(
@@ -86,7 +83,7 @@ def run_experiment(
         folder = RunFolder.create(experiment, "+".join(data.source_names), data.manifest())
     else:
         folder = RunFolder.reopen(resume, experiment, accept_code_change)
-        folder.check_split(data.split_fingerprint())
+        check_same_split(folder.path, data.split_fingerprint())
     try:
         with folder.locked(), folder.failure_kept(), make_progress(experiment.method_name, progress) as shown:
             return _run(experiment, data, device, folder, shown)
@@ -123,31 +120,21 @@ def choose_device(name: str) -> str:
     return name
 
 
-@contextmanager
-def open_engine(
-    experiment: Experiment,
-    data: FederatedData,
-    store: StateStore,
-    device: str,
-    say: Quiet,
-    secret: Secret | None = None,
-) -> Iterator[Engine]:
-    """The engine the experiment asks for, with its fault schedule if it has one; closed at the end."""
-    host = TaskHost(data, store, device, secret)
+def make_engine(
+    experiment: Experiment, data: FederatedData, make_host: Callable[[], TaskHost], device: str, shown: Quiet
+) -> Engine:
+    """The engine the experiment asks for, with its fault schedule if it has one."""
     engine: Engine
     if experiment.engine.name == "wire":
-        engine = WireEngine(lambda: TaskHost(data, store, device, secret))
+        engine = WireEngine(make_host)
     else:
         workers, why = choose_workers(experiment.engine.workers, device)
         if why:
-            say.say(why)
-        engine = LocalEngine(host, workers, _work_of(data))
+            shown.say(why)
+        engine = LocalEngine(make_host(), workers, _work_of(data))
     if experiment.faults.active:
         engine = FaultyEngine(engine, experiment.faults, experiment.seed, _work_of(data), data.clients)
-    try:
-        yield engine
-    finally:
-        engine.close()
+    return engine
 
 
 def _work_of(data: FederatedData) -> Callable[[str], int]:
@@ -164,35 +151,22 @@ def _work_of(data: FederatedData) -> Callable[[str], int]:
 def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFolder, shown: Quiet) -> RunResult:
     store = StateStore(folder.path / "state")
     secret = folder.secret if experiment.privacy.draws_in_secret else None
+    make_host = partial(TaskHost, data, store, device, secret)
     options = {"pooled": True, "version_readable": store.readable, "secret": secret}
-    with open_engine(experiment, data, store, device, shown, secret) as engine:
+    with closing(make_engine(experiment, data, make_host, device, shown)) as engine:
         return carry_out(experiment, data, engine, device, folder, shown, **options)
 
 
 def carry_out(
-    experiment: Experiment,
-    data: RunData,
-    engine: Engine,
-    device: str,
-    folder: RunFolder,
-    shown: Quiet,
-    **options: Any,
+    experiment: Experiment, data: RunData, engine: Engine, device: str, folder: RunFolder, shown: Quiet, **options: Any
 ) -> RunResult:
     """Run the method's program over an engine, evaluate what it gave, and leave the record in the folder.
 
     `options` are those of `Federation` that depend on where the clients are.
     """
     recorder = Recorder(folder.path, experiment, data.test, device, shown)
-    fed = Federation(
-        engine,
-        data.clients,
-        data.schema,
-        experiment.seed,
-        policy_of(experiment),
-        Journal(folder.path),
-        recorder,
-        **options,
-    )
+    policy, journal = policy_of(experiment), Journal(folder.path)
+    fed = Federation(engine, data.clients, data.schema, experiment.seed, policy, journal, recorder, **options)
     data = with_told_counts(experiment, data, fed, folder.path)
     outcome = find_method(experiment.method_name).program(fed, experiment.method_config())
     evaluated = fed.once("final evaluation", lambda: _evaluate(fed, outcome, experiment, data, device).as_dict())
@@ -206,8 +180,7 @@ def carry_out(
     write_record(folder.path, summary, recorder.rows, evaluation, fed.participation, data)
     folder.finish(summary)
     write_report([folder.path])
-    shape, classes = data.schema.shape, data.schema.classes
-    return RunResult(summary, recorder.rows, outcome.model, folder.path, experiment, shape, classes, whole)
+    return RunResult(summary, recorder.rows, outcome.model, folder.path, experiment, data.schema, whole)
 
 
 def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, path: Path) -> RunData:

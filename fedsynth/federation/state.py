@@ -28,7 +28,7 @@ class State:
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Go back to what a checkpoint holds; entries that a subclass annotates get their types again."""
-        kinds = get_type_hints(type(self))
+        kinds = get_type_hints(type(self), include_extras=True)
         self.__dict__.update({n: typed(kinds[n], value) if n in kinds else value for n, value in values.items()})
 
     def __getattr__(self, name: str) -> Any:

@@ -67,7 +67,7 @@ class Task:
         self.function = function
         self.name = qualified_name(function)
         self.make_trials: TrialMaker | None = None  # how what it claims is put to the test
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(function, include_extras=True)
         self.reply_type: type[Reply] = hints.pop("return", Reply)
         if not (isinstance(self.reply_type, type) and issubclass(self.reply_type, Reply)):
             raise TaskError(f'The task "{self.name}" must be annotated to return a subclass of Reply.')

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError, UserError, nearest
-from fedsynth.learning.latent import Latent
-from fedsynth.learning.resnet import NormLayer, resnet18_body
+from fedsynth.learning.layers import Latent, NormLayer, resnet18_body
 from fedsynth.learning.weights import check_match
 from fedsynth.seeding import derive
 
@@ -36,12 +35,10 @@ class ModelSpec(BaseModel):
     norm: Norm = Field(default="auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
     groups: PositiveInt = Field(default=4, description='Groups of each GroupNorm layer, with norm = "group".')
     hidden: tuple[PositiveInt, ...] | None = Field(
-        default=None,
-        description="Sizes of the hidden fully connected layers; none given means the model's own.",
+        default=None, description="Sizes of the hidden fully connected layers; none given means the model's own."
     )
     channels: tuple[PositiveInt, ...] | None = Field(
-        default=None,
-        description="Output channels of each convolutional block; none given means the model's own.",
+        default=None, description="Output channels of each convolutional block; none given means the model's own."
     )
     latent: PositiveInt | None = Field(
         default=None, description="Size of the latent that latent_cnn classifies; none given means the model's own."

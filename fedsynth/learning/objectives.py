@@ -29,6 +29,12 @@ def add_to_gradients(model: nn.Module, terms: list[Tensor], scale: float) -> Non
         torch._foreach_add_([g for g, _ in pairs], [t for _, t in pairs], alpha=scale)
 
 
+@torch.no_grad()
+def add_distance(model: nn.Module, reference: list[Tensor], scale: float) -> None:
+    """gradient += scale · (w − reference)."""
+    add_to_gradients(model, [p - r for p, r in zip(model.parameters(), reference, strict=True)], scale)
+
+
 class Proximal(CrossEntropy):
     """FedProx: loss + μ/2 · ‖w − w_t‖², whose gradient is μ (w − w_t)."""
 
@@ -37,9 +43,7 @@ class Proximal(CrossEntropy):
 
     def correct_gradients(self, model: nn.Module) -> None:
         """Add μ (w − w_t)."""
-        with torch.no_grad():
-            distance = [p - r for p, r in zip(model.parameters(), self.reference, strict=True)]
-            add_to_gradients(model, distance, self.mu)
+        add_distance(model, self.reference, self.mu)
 
 
 class ControlVariates(CrossEntropy):
@@ -65,10 +69,8 @@ class Dynamic(CrossEntropy):
 
     def correct_gradients(self, model: nn.Module) -> None:
         """Add α (w − w_t) − h_i."""
-        with torch.no_grad():
-            distance = [p - r for p, r in zip(model.parameters(), self.reference, strict=True)]
-            add_to_gradients(model, distance, self.alpha)
-            add_to_gradients(model, self.linear, -1.0)
+        add_distance(model, self.reference, self.alpha)
+        add_to_gradients(model, self.linear, -1.0)
 
 
 class LogitAdjusted(CrossEntropy):
@@ -106,15 +108,12 @@ def log_shares(counts: Tensor, smoothing: float) -> Tensor:
     return (smooth / smooth.sum()).log().float()
 
 
-class Contrastive:
+class Contrastive(CrossEntropy):
     """MOON: draw the representation towards the global model's and away from the client's previous one."""
 
     def __init__(self, received: Classifier, previous: Classifier | None, mu: float, temperature: float) -> None:
-        self.received, self.previous = received, previous
+        self.received, self.previous = received.eval(), None if previous is None else previous.eval()
         self.mu, self.temperature = mu, temperature
-        received.eval()
-        if previous is not None:
-            previous.eval()
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy + μ · contrast (MOON eq. 3). Without a previous model there is nothing to contrast."""
@@ -127,9 +126,6 @@ class Contrastive:
             z_received, z_previous = self.received.body(x), self.previous.body(x)
         return loss + self.mu * contrast(z, z_received, z_previous, self.temperature)
 
-    def correct_gradients(self, model: nn.Module) -> None:
-        """Nothing to correct."""
-
 
 def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:
     """−log( e^{sim(z, towards)/τ} / (e^{sim(z, towards)/τ} + e^{sim(z, away)/τ}) ), the mean over the batch."""
@@ -138,7 +134,7 @@ def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Te
     return F.softplus(far - near).mean()
 
 
-class MeanMixup:
+class MeanMixup(CrossEntropy):
     """FedMix: mixup with averaged images of other clients, to first order (Yoon et al. 2021, algorithm 3)."""
 
     def __init__(self, images: Tensor, labels: Tensor, ratio: float, rng: np.random.Generator) -> None:
@@ -156,6 +152,3 @@ class MeanMixup:
         # The gradient of the sum over the batch holds every example's own gradient: no B×B Jacobian is needed.
         (slope,) = torch.autograd.grad(own, shrunk, create_graph=True)
         return (own + others + self.ratio * (slope * mean_image).sum()) / len(y)
-
-    def correct_gradients(self, model: nn.Module) -> None:
-        """Nothing to correct."""

@@ -8,16 +8,9 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
+from torch.optim import Optimizer
 
 from fedsynth.errors import ConfigError, nearest
 
@@ -59,7 +52,7 @@ class PlainSGD:
         torch._foreach_add_([p for p, _ in pairs], [gradient for _, gradient in pairs], alpha=-self.lr)
 
 
-def make_optimizer(params: Iterable[nn.Parameter], training: LocalTraining) -> PlainSGD | torch.optim.Optimizer:
+def make_optimizer(params: Iterable[nn.Parameter], training: LocalTraining) -> PlainSGD | Optimizer:
     """The optimiser of the settings, in its fused form (one kernel for all parameters) where possible."""
     trained = [parameter for parameter in params if parameter.requires_grad]
     if training.optimizer == "sgd" and not (training.momentum or training.weight_decay):
@@ -69,15 +62,19 @@ def make_optimizer(params: Iterable[nn.Parameter], training: LocalTraining) -> P
             f'momentum = {training.momentum} has no meaning for "{training.optimizer}"; '
             'remove it or choose optimizer = "sgd".'
         )
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    kinds: dict[str, Callable[..., Optimizer]] = {
         "sgd": partial(torch.optim.SGD, momentum=training.momentum),
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
     }
-    build = partial(kinds[training.optimizer], trained, lr=training.lr, weight_decay=training.weight_decay)
+    return build_fused(partial(kinds[training.optimizer], trained, lr=training.lr, weight_decay=training.weight_decay))
+
+
+def build_fused(build: Callable[..., Optimizer]) -> Optimizer:
+    """An optimiser in its fused form, where this device and number type have a fused kernel."""
     try:
         return build(fused=True)
-    except RuntimeError:  # this device or number type has no fused kernel
+    except RuntimeError:
         return build(foreach=True)
 
 

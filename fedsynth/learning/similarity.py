@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 Rule = Literal["mean", "2-means", "spectral", "gap", "none"]
@@ -86,15 +87,8 @@ def samples_to_take(distances: np.ndarray, near: np.ndarray, most: float | np.nd
 
 def groups(near: np.ndarray) -> list[list[int]]:
     """Who belongs together: clients that are each other's neighbours, directly or over others."""
-    mutual, left, found = near & near.T, set(range(len(near))), []
-    while left:
-        group, reached = set[int](), {min(left)}
-        while reached:
-            group |= reached
-            reached = {int(j) for i in reached for j in np.flatnonzero(mutual[i])} - group
-        found.append(sorted(group))
-        left -= group
-    return found
+    _, labels = connected_components(near & near.T, directed=False)
+    return sorted(np.flatnonzero(labels == group).tolist() for group in np.unique(labels))
 
 
 def clear_groups(distances: np.ndarray) -> list[list[int]]:

@@ -177,15 +177,13 @@ class _Rows:
 @contextmanager
 def _frozen_statistics(batch_norms: Sequence[nn.Module], when: bool) -> Iterator[None]:
     """Run BatchNorm on its stored statistics, for a batch of one example, which has none of its own."""
-    if not when:
-        yield
-        return
-    for module in batch_norms:
+    frozen = batch_norms if when else ()
+    for module in frozen:
         module.eval()
     try:
         yield
     finally:
-        for module in batch_norms:
+        for module in frozen:
             module.train()
 
 
@@ -223,7 +221,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: i
     right = torch.zeros(len(y), dtype=torch.bool, device=like.device)
     loss = torch.zeros((), dtype=torch.float64, device=like.device)
     y = y.to(like.device)
-    with _evaluating(model), torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for start in range(0, len(y), batch_size):
             batch = slice(start, start + batch_size)
             images = x[batch].to(like.device, like.dtype)
@@ -238,7 +236,8 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: i
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; every layer is put back in the mode it was found in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -246,3 +245,25 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def measure_batch_norm(model: nn.Module, x: Tensor, batch_size: int = 512) -> None:
+    """Set the running statistics of every BatchNorm layer to their mean over batches of `x`, equal in size.
+
+    Fewer than two examples have no spread to measure: they leave the statistics as they are.
+    """
+    if len(x) < 2:
+        return
+    layers = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain average over the batches
+    device = next(model.parameters()).device
+    model.train()
+    with torch.no_grad():
+        for batch in x.tensor_split(math.ceil(len(x) / batch_size)):
+            model(batch.to(device))
+    for layer, momentum in zip(layers, before, strict=True):
+        layer.momentum = momentum
+    model.eval()

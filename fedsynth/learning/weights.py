@@ -22,10 +22,8 @@ def weights_of(model: nn.Module) -> Weights:
     One format for everybody, because the same weights must give the same bytes whatever layout the
     training preferred.
     """
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in model.state_dict().items()
-    }
+    entries = model.state_dict()
+    return {name: entry.detach().clone(memory_format=torch.contiguous_format) for name, entry in entries.items()}
 
 
 class WeightsError(UserError):
@@ -42,11 +40,9 @@ def check_match(expected: Mapping[str, torch.Tensor], weights: Mapping[str, torc
                 f'The weights hold "{name}" with shape {tuple(weights[name].shape)} but this model has '
                 f"{tuple(tensor.shape)}; build the model they were made with."
             )
-    for name in weights:
-        if name not in expected:
-            raise WeightsError(
-                f'The weights hold "{name}", which this model lacks; build the model they were made with.'
-            )
+    if more := [name for name in weights if name not in expected]:
+        wrong = f'The weights hold "{more[0]}", which this model lacks'
+        raise WeightsError(f"{wrong}; build the model they were made with.")
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

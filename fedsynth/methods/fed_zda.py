@@ -31,7 +31,7 @@ from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
 from fedsynth.federation import Client, Federation, Outcome, method
 from fedsynth.learning.models import Classifier
-from fedsynth.learning.statistics import measure_batch_norm
+from fedsynth.learning.training import measure_batch_norm
 from fedsynth.learning.weights import Weights
 from fedsynth.synthesis.class_balance import even_shortage
 from fedsynth.synthesis.inversion import Inversion, invert, require_batch_norm

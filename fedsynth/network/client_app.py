@@ -13,7 +13,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsynth.engines.envelope import EnvelopeError, digest, pack, seal, task_of, unpack
+from fedsynth.engines.envelope import DOT, EnvelopeError, digest, pack, seal, unpack
 from fedsynth.network.door import BrokenOffError, ClosedDoorError, knock
 
 Door = Callable[[Path, Mapping[str, object], bytes], tuple[Mapping[str, object], bytes]]
@@ -35,7 +35,7 @@ class SiteApp(ClientApp):
             header, body = unpack(message.content)
             key = header["id"]
             category, _, action = message.metadata.message_type.partition(".")
-            task = task_of(action)
+            task = action.replace(DOT, ".")
             if category != "query":
                 raise EnvelopeError("only queries are answered")
             _, reply = self.door(Path(str(context.node_config["site"])), {**header, "task": task}, body)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedsynth.errors import ConfigError
 from fedsynth.network.site_config import SITE_NAME
-from fedsynth.network.texts import NGINX, PAGE, REGISTER, SERVER_START, SITE_FILE, SITE_START
 
 LOOPBACK = ("localhost", "127.0.0.1")
+TEMPLATES = Path(__file__).parent / "templates"  # in their files, `@word@` stands for what differs
 
 
 @dataclass(frozen=True)
@@ -80,36 +79,15 @@ def _write(folder: Path, federation: Federation) -> None:
         own.mkdir(parents=True)
         write_key_pair(own / "site.key", server / "keys" / f"{site}.pub")
         write_certificate(own / "ca.crt", authority.certificate)
-        _fill(own / "site.toml", SITE_FILE, federation, site=site)
-        _fill(own / "start.sh", SITE_START, federation, site=site)
+        _fill(own, "site", federation, site)
     for place in (folder / "authority", server):
         write_certificate(place / "ca.crt", authority.certificate)
-    _fill(server / "start.sh", SERVER_START, federation)
-    _fill(server / "register.sh", REGISTER, federation)
-    _fill(server / "nginx.conf", NGINX, federation)
-    _fill(server / "experiment.toml", EXPERIMENT, federation)
-    _fill(folder / "README.md", PAGE, federation)
+    _fill(server, "server", federation)
+    _fill(folder, "federation", federation)
 
 
-EXPERIMENT = """\
-# A run over the sites of this federation. On this machine, with start.sh running:
-#   fedsynth run experiment.toml method.name=fedprox train.rounds=20
-
-[engine]
-name = "flower"
-superlink = "127.0.0.1:@superlink_port@"
-certificate = "ca.crt"
-sites = @sites@
-
-[train]
-rounds = 10
-quorum = 1.0      # share of the sites that must answer each time; the run stops below it and can be resumed
-deadline = 1800   # seconds that a site has for one request
-"""
-
-
-def _fill(path: Path, text: str, federation: Federation, site: str = "") -> None:
-    """Write a file from its text, with what is special about this federation put in."""
+def _fill(folder: Path, kind: str, federation: Federation, site: str = "") -> None:
+    """Write the files of one kind of folder from their templates, with what is special about this federation put in."""
     words = {
         "sites": json.dumps(list(federation.sites)),
         "listed": ", ".join(federation.sites),
@@ -121,9 +99,11 @@ def _fill(path: Path, text: str, federation: Federation, site: str = "") -> None
         "port": str(federation.port),
         "superlink_port": str(federation.superlink_port),
     }
-    path.write_text(re.sub(r"@(\w+)@", lambda found: words[found[1]], text), encoding="utf-8")
-    if path.suffix == ".sh":
-        path.chmod(0o755)
+    for template in (TEMPLATES / kind).iterdir():
+        path, text = folder / template.name, template.read_text(encoding="utf-8")
+        path.write_text(re.sub(r"@(\w+)@", lambda found: words[found[1]], text), encoding="utf-8")
+        if path.suffix == ".sh":
+            path.chmod(0o755)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -137,10 +117,10 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def parse_classes(text: str) -> tuple[str, ...]:
     """Names separated by commas, or how many there are: 10 stands for 0, 1, … 9."""
     if text.isdigit():
-        return tuple(str(number) for number in range(int(text)))
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+        return tuple(map(str, range(int(text))))
+    return parse_sites(text)
 
 
-def parse_sites(words: Sequence[str]) -> tuple[str, ...]:
+def parse_sites(text: str) -> tuple[str, ...]:
     """Names separated by commas."""
-    return tuple(name.strip() for word in words for name in word.split(",") if name.strip())
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -4,30 +4,19 @@ ended."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from fedsynth.experiment.progress import Quiet
-from fedsynth.federation.store import write_json
 
 
-@dataclass(frozen=True)
-class End:
+class End(BaseModel):
     """How an attempt at a run ended; `mistake`: by an error that its user can mend."""
 
     ok: bool
     mistake: bool = False
     message: str = ""
-
-    def write(self, file: Path) -> None:
-        """Leave word."""
-        write_json(file, asdict(self))
-
-    @classmethod
-    def read(cls, file: Path) -> End:
-        """The word that was left."""
-        return cls(**json.loads(file.read_text(encoding="utf-8")))
 
 
 def end_file(folder: Path, attempt: str) -> Path:
@@ -43,15 +32,15 @@ class Lines(Quiet):
         path.write_text("", encoding="utf-8")
 
     def phase(self, name: str, total: int, done: int) -> None:
-        self._write(["phase", name, total, done])
+        self._write("phase", name, total, done)
 
     def advance(self, text: str) -> None:
-        self._write(["advance", text])
+        self._write("advance", text)
 
     def say(self, text: str) -> None:
-        self._write(["say", text])
+        self._write("say", text)
 
-    def _write(self, line: list[Any]) -> None:
+    def _write(self, *line: str | int) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors.torch import load_file
 
+from fedsynth.data.dataset import Schema
 from fedsynth.errors import ConfigError, FedsynthError, UserError
 from fedsynth.evaluation.results import RunSummary
 from fedsynth.experiment.config import EngineConfig, Experiment
@@ -35,28 +36,7 @@ PAUSE = 0.5  # seconds between two looks at the run folder
 ASK_FLOWER = 60.0  # seconds between two questions to the SuperLink whether the run is still there
 COMMAND = 120.0  # seconds that one of Flower's commands may take
 CONNECTION = "federation"
-
-APP = """\
-[project]
-name = "fedsynth-run"
-version = "1.0.0"
-description = "Runs the tasks of the fedsynth that is installed at each site"
-license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41,<1.42"]
-
-[tool.flwr.app]
-publisher = "fedsynth"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-
-[tool.flwr.app.components]
-serverapp = "fedsynth.network.server_app:app"
-clientapp = "fedsynth.network.client_app:app"
-
-[tool.flwr.app.config]
-folder = ""
-attempt = ""
-"""
+APP = Path(__file__).parent / "templates" / "app"  # of Flower
 
 
 def run_over_network(
@@ -112,31 +92,23 @@ def _follow(flower: Flower, run: int, ended: Path, follower: Follower) -> End:
     while True:
         follower.look()
         if ended.is_file():
-            return End.read(ended)
+            return End.model_validate_json(ended.read_bytes())
         if time.monotonic() - asked > ASK_FLOWER:
             status = flower.status(run)
             if status.startswith("finished") and not ended.is_file():
                 message = f"The server program ended without a word ({status})."
-                return End(False, message=f'{message} "fedsynth resume {ended.parent}" goes on.')
+                return End(ok=False, message=f'{message} "fedsynth resume {ended.parent}" goes on.')
             asked = time.monotonic()
         time.sleep(PAUSE)
 
 
-class FlowerRun(BaseModel):
-    """A run in the answer of a command of Flower's."""
-
-    status: str = ""
-
-
-class FlowerAnswer(BaseModel):
+class FlowerAnswer(BaseModel, populate_by_name=True):
     """What we read of the answer of a command of Flower's."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     success: bool = False
     error: str = Field("no reason given", alias="error-message")
     run: int = Field(0, alias="run-id")
-    runs: list[FlowerRun] | None = None
+    runs: list[dict[str, object]] | None = None
 
 
 class Flower:
@@ -153,9 +125,8 @@ class Flower:
             done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=COMMAND, check=False)
         except subprocess.TimeoutExpired:
             return FlowerAnswer(error=f"no answer within {COMMAND:g} s")
-        start = done.stdout.find("{")
         try:
-            return FlowerAnswer.model_validate_json(done.stdout[start:])
+            return FlowerAnswer.model_validate_json(done.stdout[done.stdout.find("{") :])
         except ValidationError:
             said = (done.stderr or done.stdout).strip().splitlines()
             return FlowerAnswer(error=said[-1] if said else "no answer")
@@ -163,9 +134,7 @@ class Flower:
     def start(self, folder: Path, attempt: str) -> int:
         """Start the server program for a run folder; the number of the Flower run."""
         app = self.home / "app"
-        app.mkdir(exist_ok=True)
-        (app / "pyproject.toml").write_text(APP, encoding="utf-8")
-        (app / "LICENSE").write_text("Apache-2.0\n", encoding="utf-8")
+        shutil.copytree(APP, app, dirs_exist_ok=True)
         config = f"folder={json.dumps(str(folder))} attempt={json.dumps(attempt)}"
         answer = self.call("run", str(app), "--run-config", config)
         if not answer.success:
@@ -175,7 +144,7 @@ class Flower:
     def status(self, run: int) -> str:
         """The state of a Flower run, such as "running" or "finished:failed"; empty when it cannot be asked."""
         runs = self.call("list", "--run-id", str(run)).runs
-        return runs[0].status if runs else ""
+        return str(runs[0].get("status", "")) if runs else ""
 
 
 @contextmanager
@@ -183,12 +152,9 @@ def connection(engine: EngineConfig) -> Iterator[Flower]:
     """Flower's command line with a home of its own: what the user set up for Flower elsewhere is left alone."""
     with tempfile.TemporaryDirectory(prefix="fedsynth-flower-") as folder:
         assert engine.certificate is not None
-        lines = [
-            f"[superlink.{CONNECTION}]",
-            f"address = {json.dumps(engine.superlink)}",
-            f"root-certificates = {json.dumps(str(engine.certificate.absolute()))}",
-        ]
-        (Path(folder) / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        address, certificate = json.dumps(engine.superlink), json.dumps(str(engine.certificate.absolute()))
+        text = f"[superlink.{CONNECTION}]\naddress = {address}\nroot-certificates = {certificate}\n"
+        (Path(folder) / "config.toml").write_text(text, encoding="utf-8")
         yield Flower(Path(folder))
 
 
@@ -198,5 +164,5 @@ def finished_run(experiment: Experiment, path: Path) -> RunResult:
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     model = path / "model.safetensors"
     weights = load_file(model) if model.is_file() else None
-    shape, classes = tuple(manifest["shape"]), len(manifest["classes"])
-    return RunResult(summary, read_metrics(path), weights, path, experiment, shape, classes)
+    schema = Schema(tuple(manifest["shape"]), len(manifest["classes"]))
+    return RunResult(summary, read_metrics(path), weights, path, experiment, schema)

@@ -13,7 +13,6 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from fedsynth.errors import FedsynthError
 
@@ -40,7 +39,7 @@ class Loopback:
             raise
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property

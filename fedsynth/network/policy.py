@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from fedsynth.federation.payload import empty
 from fedsynth.federation.store import alone, lock_of, write_atomically
@@ -15,10 +15,8 @@ from fedsynth.federation.tasks import Task
 from fedsynth.privacy import Budget, Guarantee, Spending, say_epsilon
 
 
-class SitePolicy(BaseModel):
+class SitePolicy(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The `[policy]` table of a site's file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tasks: tuple[str, ...] | None = Field(None, description="the only tasks that may run here; all, when not given")
     refused: tuple[str, ...] = Field((), description="tasks that may not run here")

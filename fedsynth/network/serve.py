@@ -1,4 +1,4 @@
-"""The server program of a run over a network, as it runs inside Flower's ServerApp."""
+"""The Flower ServerApp: runs the server program of the run folder that the run config names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from fedsynth import __version__
 from fedsynth.data.dataset import ClientData, Dataset, Schema
-from fedsynth.data.run_data import DescribedData
+from fedsynth.data.federated import DescribedData
 from fedsynth.engines.flower import FlowerEngine, connected
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import DataError, FedsynthError, UserError
@@ -29,9 +31,18 @@ from fedsynth.network.site import DESCRIBE, SiteAbout
 PAUSE = 0.5  # seconds between two looks for sites that are not there yet
 DESCRIBING = 120.0  # seconds that a site has to describe itself: it reads its data for that
 
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Flower calls this."""
+    serve(grid, Path(str(context.run_config["folder"])), str(context.run_config["attempt"]))
+
 
 def serve(grid: Grid, folder: Path, attempt: str) -> None:
     """Run what the folder holds, and leave word of how it ended for whoever started it."""
+    file = end_file(folder, attempt)
     try:
         serve_run(grid, folder)
     except BaseException as error:  # also when Flower ends this process
@@ -41,9 +52,9 @@ def serve(grid: Grid, folder: Path, attempt: str) -> None:
             text = f"The server program failed.\n{traceback.format_exc().rstrip()}"
         else:
             text = f'The server program was stopped: "fedsynth resume {folder}" goes on.'
-        End(False, isinstance(error, UserError), text).write(end_file(folder, attempt))
+        write_json(file, End(ok=False, mistake=isinstance(error, UserError), message=text).model_dump())
         raise
-    End(True).write(end_file(folder, attempt))
+    write_json(file, End(ok=True).model_dump())
 
 
 def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
@@ -53,16 +64,16 @@ def serve_run(grid: Grid, path: Path, pause: float = PAUSE) -> RunResult:
     folder = RunFolder(path)
     with folder.locked(), Lines(path / "progress.jsonl") as shown:
         nobody = TaskHost(Nobody(), StateStore(path / "server"))
-        engine = FlowerEngine(grid, run_key(path), LocalEngine(nobody), min(pause, 0.2))
+        # The key under which the sites keep what belongs to this run; made with the folder.
+        key = str(json.loads((path / "network.json").read_text(encoding="utf-8"))["run"])
+        engine = FlowerEngine(grid, key, LocalEngine(nobody), min(pause, 0.2))
         shown.say(f"Waiting for {len(experiment.engine.sites)} sites.")
         data, rehearsal = gather_sites(engine, experiment, path, pause)
         nobody.data = Nobody(data.schema)
         device = check_setting(experiment, data)
-        try:
+        with closing(engine):
             secret = None if rehearsal else folder.secret
             return carry_out(experiment, data, engine, device, folder, shown, secret=secret)
-        finally:
-            engine.close()
 
 
 class Nobody:
@@ -78,11 +89,6 @@ class Nobody:
     def pooled(self, part: str) -> Dataset:
         """Nor everybody's data."""
         raise DataError("The server of a network holds no data.")
-
-
-def run_key(path: Path) -> str:
-    """The key under which the sites keep what belongs to this run; made with the folder."""
-    return str(json.loads((path / "network.json").read_text(encoding="utf-8"))["run"])
 
 
 def gather_sites(engine: FlowerEngine, experiment: Experiment, path: Path, pause: float) -> tuple[DescribedData, bool]:
@@ -106,7 +112,7 @@ def gather_sites(engine: FlowerEngine, experiment: Experiment, path: Path, pause
     data = DescribedData({name: sites[name].model_dump() for name in names})
     data.check()
     if resumed:
-        RunFolder(path).check_split(data.split_fingerprint())
+        check_same_split(path, data.split_fingerprint())
     else:
         for earlier in experiment.method_config().earlier_runs():
             check_same_split(Path(earlier), data.split_fingerprint())

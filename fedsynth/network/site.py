@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 import fedsynth.methods  # noqa: F401  (registers all tasks)
-from fedsynth.data.dataset import Dataset
+from fedsynth.data.sources import fingerprint
 from fedsynth.errors import FedsynthError
 from fedsynth.federation.host import Carried, DataHolder, NotFiniteError, TaskHost, finished
 from fedsynth.federation.payload import PayloadError, decode, encode, not_finite
@@ -46,17 +45,13 @@ class RefusalError(FedsynthError):
     """A request that a site does not carry out. Its sentence is about the request, never about the data."""
 
 
-class _Limit(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
+class _Limit(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
 
 
-class _Request(BaseModel):
+class _Request(BaseModel, extra="forbid", strict=True):
     """What a request must look like, before its fields are read."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     task: str
     id: str = Field(pattern=r"^[0-9]{1,9}$")
@@ -71,11 +66,9 @@ class _Request(BaseModel):
     fields: dict[str, Any]
 
 
-class SiteAbout(BaseModel):
+class SiteAbout(BaseModel, frozen=True, strict=True, extra="ignore"):  # what nobody has asked for is dropped
     """What a site describes itself by before a run, to whoever asks: nothing of how much it has of what, which is for
     tasks to release, under the site's policy and with an entry in the ledger."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")  # what nobody has asked for is dropped
 
     site: str
     fedsynth: str
@@ -106,7 +99,7 @@ class Site:
         self.policy, self.about = policy or SitePolicy(), about
         self.device, self.secret_noise = device, secret_noise
         own = data.client(name)
-        self._data_print = f"{about.fingerprint if about else _hashed(own.train)} {own.public_size}"
+        self._data_print = f"{about.fingerprint if about else fingerprint(own.train, None, None)} {own.public_size}"
 
     def respond(self, header: Mapping[str, Any], body: bytes) -> bytes:
         """The reply to whatever came through the door; there always is one."""
@@ -230,13 +223,6 @@ class Site:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "site.log").open("a", encoding="utf-8") as file:
             file.write(f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")
-
-
-def _hashed(data: Dataset) -> str:
-    digest = hashlib.sha256()
-    for array in (data.x, data.y):
-        digest.update(repr((array.shape, array.dtype.str)).encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def failed(error: Exception) -> bytes:

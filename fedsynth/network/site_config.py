@@ -1,37 +1,35 @@
-"""A site's file, and the data behind it as the federation's tasks see it."""
+"""A site's file, the data behind it as the federation's tasks see it, and how both are checked before a run."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from fedsynth import __version__
-from fedsynth.data.config import DataConfig, explain
+from fedsynth.data.check import find_problems
+from fedsynth.data.config import DataConfig, parse_table
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.federated import PARTS, load_federated
 from fedsynth.data.sources import Source, fingerprint, load_source
 from fedsynth.data.splits import split_clients
 from fedsynth.errors import ConfigError, DataError, FedsynthError
-from fedsynth.experiment.files import Tables
+from fedsynth.experiment.files import Tables, find_beside, load_plugins
 from fedsynth.experiment.folder import code_fingerprint
-from fedsynth.experiment.plugins import find_beside, load_plugins
 from fedsynth.network.policy import SitePolicy
 from fedsynth.network.site import Site, SiteAbout
 
 SITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 
 
-class SchemaConfig(BaseModel):
+class SchemaConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[schema]` table: what every site of the federation agrees on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     shape: tuple[int, ...] = Field(min_length=1, description="shape of one example, such as [1, 28, 28]")
     classes: tuple[str, ...] = Field(min_length=2, description="names of the classes, in the order of their numbers")
@@ -41,29 +39,23 @@ class SchemaConfig(BaseModel):
         return Schema(self.shape, len(self.classes), self.classes)
 
 
-class Rehearsal(BaseModel):
+class Rehearsal(BaseModel, frozen=True, extra="forbid"):
     """The `[rehearsal]` table: the site pretends to be one client of a simulated split, with seeded noise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     client: str = Field(description="which client of the split this site plays")
     partition: Tables = Field(default_factory=dict, description="how the data is split, as in an experiment")
 
 
-class FlowerConfig(BaseModel):
+class FlowerConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[flower]` table: whom the site's node dials, whom it trusts, and who it is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     superlink: str = Field(description="host:port of the federation's server")
     certificate: Path = Field(Path("ca.crt"), description="file of the certificate authority of the federation")
     key: Path = Field(Path("site.key"), description="file of this site's private key")
 
 
-class SiteConfig(BaseModel):
+class SiteConfig(BaseModel, frozen=True, extra="forbid"):
     """A site's file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=SITE_NAME, description="the name under which the site's key is registered")
     folder: Path = Field(Path("state"), description="where private state, replies and the log are kept")
@@ -89,14 +81,8 @@ def read_site(file: Path) -> SiteConfig:
     table["plugins"] = find_beside(table.get("plugins", []), file.parent)
     for section, kind in (("schema", SchemaConfig), ("data", DataConfig), ("policy", SitePolicy)):
         if section in table:
-            try:
-                kind.model_validate(table[section])
-            except ValidationError as error:
-                raise explain(error, f"{file}: {section}", kind) from None
-    try:
-        config = SiteConfig.model_validate(table)
-    except ValidationError as error:
-        raise explain(error, str(file), SiteConfig) from None
+            parse_table(kind, table[section], f"{file}: {section}")
+    config = parse_table(SiteConfig, table, str(file))
     here = file.parent.absolute()
     found: dict[str, object] = {"folder": here / config.folder, "socket": here / config.socket}
     if config.flower is not None:
@@ -233,3 +219,45 @@ def salted_fingerprint(folder: Path, data: SiteData) -> str:
     for part in PARTS:
         digest.update(fingerprint(getattr(data.own, part), None, None).encode())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class SiteCheck:
+    """What was found: examples per part and class, classes that the site lacks, and a sentence per problem."""
+
+    site: str
+    shape: list[int]
+    classes: list[str]
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def check_site(config: SiteConfig) -> SiteCheck:
+    """Read the data as a run would and compare it with the schema. A class that it lacks is listed, not a problem."""
+    schema = config.schema_.to_schema()
+    problems: list[str] = []
+    if config.rehearsal is None:
+        source = load_source(config.data, config.seed)
+        problems = find_misfits(source, schema)
+        if problems:
+            return SiteCheck(config.name, list(schema.shape), list(schema.class_names), problems=problems)
+        problems = find_problems(source)
+    data = load_site_data(config)
+    missing = [name for name, n in zip(schema.class_names, data.counts["train"], strict=True) if n == 0]
+    if len(data.own.train) == 0:
+        problems.append("There are no examples to train on.")
+    return SiteCheck(config.name, list(schema.shape), list(schema.class_names), data.counts, missing, problems)
+
+
+def site_check_lines(found: SiteCheck) -> list[str]:
+    """What `fedsynth site check` says, line by line."""
+    shape = "×".join(map(str, found.shape))
+    lines = [f'site "{found.site}": {shape}, {len(found.classes)} classes in the federation']
+    for part, counts in found.counts.items():
+        listed = ", ".join(f"{name} {count}" for name, count in zip(found.classes, counts, strict=True) if count)
+        lines.append(f"  {part}: {sum(counts)} examples; {listed or 'none'}")
+    if found.missing:
+        lines.append(f"  lacks {', '.join(found.missing)}: no training examples of these classes")
+    lines += [f"problem: {problem}" for problem in found.problems]
+    return lines if found.problems else [*lines, "fits the federation; nothing was sent"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsynth.data.run_data import RunData
+from fedsynth.data.federated import RunData
 from fedsynth.evaluation.results import ClientScore, Evaluation, MetricsRow, RunSummary
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record

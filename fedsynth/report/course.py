@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.evaluation.results import OwnGan
+from fedsynth.evaluation.results import MissedClient, OwnGan
 from fedsynth.federation.participation import EVALUATION
 from fedsynth.federation.timeline import ANSWERED, KEPT_ROWS
 from fedsynth.privacy import LedgerRow, ledger_words
 from fedsynth.report import svg
-from fedsynth.report.blocks import Block, Code, Figure, Table, Words, megabytes, percent, seconds
-from fedsynth.report.coverage import say_spans
+from fedsynth.report.blocks import Block, Code, Figure, Table, Words, megabytes, seconds
+from fedsynth.report.coverage import class_shares, missed_words
 from fedsynth.report.holdings import client_counts, over_network, silent_sites
 from fedsynth.report.reading import RunRecord
 from fedsynth.report.svg import Cells
@@ -23,7 +23,6 @@ MOST_ROUNDS = 400
 MOST_ROWS = 200  # clients of the timeline's picture
 MOST_MISSING = 10  # sentences about clients that missed rounds
 LOOK_FIRST = "The command names plug-ins of the run, Python files that it executes: look at them first."
-HELD = 0.5  # a client with this share of a class is worth naming when it is missing
 KINDS = (("answered", "ok", 1.0), ("answered in part", "part", 0.65), ("did not answer", "bad", 0.35))
 
 
@@ -97,20 +96,10 @@ def _missing(run: RunRecord, clients: Iterable[str], cells: dict[tuple[str, int]
     for (client, round), kind in sorted(cells.items()):
         if kind == KINDS[2][0]:
             rounds.setdefault(client, []).append(round)
-    counts, names = client_counts(run), run.manifest.classes
-    if silent_sites(run):
-        counts = {}  # shares of what some have would say too much
-    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
-    lines = []
-    for client in (client for client in clients if client in rounds):
-        missed = rounds[client]
-        held = [
-            (n / total, name) for n, total, name in zip(counts.get(client, []), totals, names, strict=False) if total
-        ]
-        most = [f"{percent(share, 0)} of class {name}" for share, name in sorted(held, reverse=True) if share >= HELD]
-        text = f"The result leaves out client {client} in round{'s' if len(missed) > 1 else ''} {say_spans(missed)}"
-        lines.append(f"{text}; it holds {', '.join(most)}." if most else f"{text}.")
-    return lines
+    known = {} if silent_sites(run) else client_counts(run)  # shares of what some have would say too much
+    held = class_shares(known, run.manifest.classes)
+    missed = [client for client in clients if client in rounds]
+    return [missed_words(MissedClient(client=c, rounds=rounds[c], classes=held.get(c, {}))) for c in missed]
 
 
 def _most_telling(lines: list[str]) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.run_data import RunData
+from fedsynth.data.federated import RunData
 from fedsynth.evaluation.results import MissedClient
 from fedsynth.federation.participation import EVALUATION, Participation
 
@@ -26,40 +26,36 @@ def missed_clients(participation: Participation, data: RunData, counted: bool = 
             silent.discard(client)  # that was for the report; what comes after it is the method's
         elif row["task"] != EVALUATION and client in data.clients:
             rounds.setdefault(client, set()).add(row["round"])
-    if not rounds:
-        return []
-    held = _shares(data, set(rounds))
+    counts = data.counts() if rounds else None
+    names = data.schema.class_names or tuple(map(str, range(data.schema.classes)))
+    held = None if counts is None else class_shares(dict(zip(data.clients, counts.tolist(), strict=True)), names)
     return [
         MissedClient(client=client, rounds=sorted(missed), classes=None if held is None else held[client])
         for client, missed in sorted(rounds.items())
     ]
 
 
-def _shares(data: RunData, clients: set[str]) -> dict[str, dict[str, float]] | None:
-    """Of each of these clients, its share of each class that it has; None where not all clients' counts are known."""
-    counts = data.counts()
-    if counts is None:
-        return None
-    totals = counts.sum(axis=0)
-    names = data.schema.class_names or tuple(map(str, range(data.schema.classes)))
+def class_shares(counts: Mapping[str, Sequence[int]], names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Of each client, its share of each class that it has."""
+    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
     return {
-        client: {name: round(float(n / total), 4) for name, n, total in zip(names, own, totals, strict=True) if n}
-        for client, own in zip(data.clients, counts, strict=True)
-        if client in clients
+        client: {name: round(n / total, 4) for name, n, total in zip(names, own, totals, strict=False) if n}
+        for client, own in counts.items()
     }
 
 
 def missed_words(missed: MissedClient) -> str:
-    """A sentence about one such client."""
+    """A sentence about one such client, with the classes that it holds most of."""
     held = sorted((missed.classes or {}).items(), key=lambda entry: -entry[1])
-    listed = ", ".join(f"{share:.0%} of class {name}" for name, share in held if share >= NOTABLE)
+    listed = ", ".join(f"{100 * share:.0f} % of class {name}" for name, share in held if share >= NOTABLE)
     holds = f"; it holds {listed}" if listed else ""
     if missed.classes is None:
         holds = "; which classes that cost is not known: the sites did not tell what they hold"
-    return f"the result misses client {missed.client} in round {say_spans(missed.rounds)}{holds}"
+    rounds = f"round{'s' if len(missed.rounds) > 1 else ''} {_say_spans(missed.rounds)}"
+    return f"The result leaves out client {missed.client} in {rounds}{holds}."
 
 
-def say_spans(rounds: Sequence[int]) -> str:
+def _say_spans(rounds: Sequence[int]) -> str:
     """1–3, 7 for 1, 2, 3, 7."""
     spans: list[list[int]] = []
     for number in rounds:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from fedsynth.data.config import DataConfig
 from fedsynth.data.federated import FederatedData, load_federated
@@ -21,7 +21,7 @@ from fedsynth.experiment.files import Tables
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
-from fedsynth.studies.defaults import CANDIDATES
+from fedsynth.studies import CANDIDATES
 from fedsynth.studies.histograms import Histograms, count_supply, read_histograms, request_histograms, scale_counts
 from fedsynth.studies.recommendation import ALWAYS, Advice, make_advice
 from fedsynth.studies.work import QUIETLY, Work
@@ -33,10 +33,8 @@ OWN_TEST = 0.25  # of a client's examples: more than usual, since they are few
 UPDATE_PRIVACY = ("updates", "clip", "noise", "noise_at", "target")  # of [privacy]; nothing of a client alone needs it
 
 
-class Question(BaseModel):
+class Question(BaseModel, frozen=True, extra="forbid"):
     """What is asked; a folder holds the answer to one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tables: Tables  # of an experiment: whose clients are asked, and how the candidates train
     histograms: Path | None = None  # in place of asking
@@ -73,7 +71,7 @@ def _find_histograms(question: Question, given: Experiment, path: Path) -> Histo
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["question"] != question.model_dump(mode="json"):
             raise ConfigError(f'"{path}" holds the answer to another question: choose another --name.')
-        return Histograms.from_dict(kept)
+        return Histograms.model_validate(kept)
     if question.histograms is not None:
         skew = read_histograms(question.histograms, question.epsilon, given.privacy.delta)
     else:
@@ -81,11 +79,8 @@ def _find_histograms(question: Question, given: Experiment, path: Path) -> Histo
     if np.count_nonzero(skew.counts.sum(axis=0)) < 2:
         raise ConfigError("There is nothing to tell apart: all examples are of one class.")
     path.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"question": question.model_dump(mode="json"), **skew.as_dict()})
+    write_json(file, {"question": question.model_dump(mode="json"), **skew.model_dump()})
     return skew
-
-
-# -- running --------------------------------------------------------------------------------------------------------
 
 
 def _plan(
@@ -147,7 +142,6 @@ def _make_tables(question: Question, method: str, section: Tables, counts: np.nd
         "evaluation": {"every": 0},
     }
     if method == "local":
-        kept = {key: value for key, value in given.get("privacy", {}).items() if key not in UPDATE_PRIVACY}
-        tables["privacy"] = kept
+        tables["privacy"] = {k: value for k, value in given.get("privacy", {}).items() if k not in UPDATE_PRIVACY}
     tables.pop("data_seed", None)
     return tables

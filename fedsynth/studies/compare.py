@@ -14,7 +14,7 @@ from typing import Any
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import ComparisonPlan, PlannedRun, RunSummary
 from fedsynth.experiment.config import Experiment, make_experiment
-from fedsynth.experiment.plugins import check_trusted
+from fedsynth.experiment.files import check_trusted
 from fedsynth.experiment.recorder import read_metrics
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.federation.methods import all_methods, find_method
@@ -26,7 +26,7 @@ from fedsynth.report.plots import plot_clients, plot_curves
 from fedsynth.report.reading import say_fault
 from fedsynth.report.tables import ComparisonRow, comparison_rows, latex, markdown
 from fedsynth.studies.tuning import check_tuning, with_settings
-from fedsynth.studies.work import Work, own_accuracies, summary_of
+from fedsynth.studies.work import Work, summary_with_clients
 
 REFERENCES = ("local", "finetune", "centralised")
 
@@ -103,19 +103,14 @@ def finish_comparison(
         planned = _tuned(path, planned, plan.tune, work)
     experiments = [(run.label, make_experiment(run.experiment)) for run in planned]
     work.do([(f"{label}, seed {experiment.seed}", experiment) for label, experiment in experiments])
-    summaries = [_summary(label, experiment) for label, experiment in experiments]
+    summaries = [summary_with_clients(experiment, label) for label, experiment in experiments]
     done = Comparison(comparison_rows(summaries), summaries, control_verdicts(summaries), path)
-    _write_tables(done)
+    write_csv(path / "table.csv", [row.as_dict() for row in done.rows])
+    (path / "table.md").write_text(done.markdown() + "\n", encoding="utf-8")
+    (path / "table.tex").write_text(latex(done.rows), encoding="utf-8")
     _draw(done, experiments)
     write_report([path])
     return done
-
-
-def _summary(label: str, experiment: Experiment) -> RunSummary:
-    """What a run gave, with its label and the accuracy of every client on its own test part."""
-    summary = summary_of(experiment)
-    own = own_accuracies(experiment.runs / str(experiment.name), summary)
-    return summary.model_copy(update={"label": label, "per_client": own})
 
 
 def _draw(done: Comparison, experiments: Sequence[tuple[str, Experiment]]) -> None:
@@ -126,12 +121,6 @@ def _draw(done: Comparison, experiments: Sequence[tuple[str, Experiment]]) -> No
     title = "Validation accuracy over all clients" + (", first seed" if len(experiments) > len(rows) else "")
     plot_curves(done.path / "curves.png", {row: read_metrics(done.path / names[row]) for row in rows}, title)
     plot_clients(done.path / "clients.png", {row: clients[row] for row in rows}, "First seed")
-
-
-def _write_tables(done: Comparison) -> None:
-    write_csv(done.path / "table.csv", [row.as_dict() for row in done.rows])
-    (done.path / "table.md").write_text(done.markdown() + "\n", encoding="utf-8")
-    (done.path / "table.tex").write_text(latex(done.rows), encoding="utf-8")
 
 
 def _tuned(path: Path, planned: Sequence[PlannedRun], trials: int, work: Work) -> list[PlannedRun]:

@@ -9,12 +9,12 @@ import io
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, PlainSerializer
 
 from fedsynth.components.class_counts import class_counts, counts_guarantee, noise_of_counts
 from fedsynth.data.federated import FederatedData
@@ -33,27 +33,15 @@ LEAST = 8  # examples of a client: some to train on, some to evaluate on
 DOUBT = 2.0  # noisy counts below so many standard deviations are taken for none
 
 
-@dataclass(frozen=True)
-class Histograms:
+Counts = Annotated[np.ndarray, BeforeValidator(partial(np.array, dtype=np.int64)), PlainSerializer(np.ndarray.tolist)]
+
+
+class Histograms(BaseModel, frozen=True, arbitrary_types_allowed=True):
     """Counts by client and class, and the ledger of what that cost."""
 
     clients: list[str]
-    counts: np.ndarray
+    counts: Counts
     ledger: list[LedgerRow]
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "clients": self.clients,
-            "counts": self.counts.tolist(),
-            "ledger": [row.model_dump() for row in self.ledger],
-        }
-
-    @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> Histograms:
-        """Rebuild from `as_dict`."""
-        ledger = [LedgerRow.model_validate(row) for row in kept["ledger"]]
-        return cls(list(kept["clients"]), np.array(kept["counts"], np.int64), ledger)
 
 
 def read_histograms(file: Path, epsilon: float | None, delta: float) -> Histograms:
@@ -98,7 +86,7 @@ def _with_noise(clients: list[str], counts: np.ndarray, epsilon: float | None, d
             counts[place], event = discrete_gaussian_histogram(counts[place], epsilon, delta, np.random.default_rng())
             guarantee = counts_guarantee(event)
         ledger.record(client, "count_classes", {"counts": guarantee}, what)
-    return Histograms(clients, drop_noise(counts, epsilon, delta), ledger.rows(delta))
+    return Histograms(clients=clients, counts=drop_noise(counts, epsilon, delta), ledger=ledger.rows(delta))
 
 
 def request_histograms(experiment: Experiment, epsilon: float | None) -> Histograms:
@@ -108,14 +96,10 @@ def request_histograms(experiment: Experiment, epsilon: float | None) -> Histogr
     data, delta = load_data(experiment), experiment.privacy.delta
     with tempfile.TemporaryDirectory() as scratch:
         host = TaskHost(data, StateStore(Path(scratch)), secret=partial(kept_secret, Path(scratch) / "noise.key"))
-        engine = LocalEngine(host, 0, data.train_size)
-        try:
-            fed = Federation(engine, data.clients, data.schema, experiment.seed)
-            released = class_counts(fed, epsilon, delta)
-        finally:
-            engine.close()
-    counts = np.stack([released[client] for client in data.clients])
-    return Histograms(list(data.clients), drop_noise(counts, epsilon, delta), fed.participation.ledger.rows(delta))
+        fed = Federation(LocalEngine(host), data.clients, data.schema, experiment.seed)
+        released = class_counts(fed, epsilon, delta)
+    counts = drop_noise(np.stack([released[client] for client in data.clients]), epsilon, delta)
+    return Histograms(clients=list(data.clients), counts=counts, ledger=fed.participation.ledger.rows(delta))
 
 
 def drop_noise(counts: np.ndarray, epsilon: float | None, delta: float) -> np.ndarray:

@@ -31,7 +31,6 @@ from fedsynth.experiment.folder import check_same_split
 from fedsynth.experiment.runner import load_data
 from fedsynth.federation.store import write_json
 from fedsynth.learning.models import ModelSpec
-from fedsynth.learning.training import Tally
 from fedsynth.seeding import generator
 
 MOST_REAL = 10_000  # real examples that the measures look at
@@ -64,12 +63,7 @@ def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool 
 
 
 def _measure(
-    spec: ModelSpec,
-    x: Tensor,
-    y: Tensor,
-    real: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    classes: int,
+    spec: ModelSpec, x: Tensor, y: Tensor, real: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: int
 ) -> Quality:
     rows = _as_many_of_each(real[1], y)
     twin = real[0][rows], real[1][rows]
@@ -83,6 +77,8 @@ def _measure(
     made, seen, unseen = (features_of(oracle, part) for part in (x, real[0], test[0]))
     each = [k for k in range(classes) if (y == k).sum() > 1 and (real[1] == k).sum() > 1]
     varied = [diversity(seen[real[1] == k], made[y == k]) for k in each]
+    known = [value for value in varied if not math.isnan(value)]
+    spread = sum(known) / len(known) if known else math.nan
     size = min(len(seen), len(unseen))
     judge = oracle_agreement(oracle, *test, classes).accuracy
     numbers = [
@@ -91,7 +87,7 @@ def _measure(
         _row(REVERSE, tallies[REVERSE].accuracy, "low: the images do not look like their classes"),
         _row(ORACLE, tallies[ORACLE].accuracy, f"by a classifier of all real data ({judge:.1%} on the test set)"),
         _row("coverage", coverage(seen, made), "share of real images with a synthetic one in their neighbourhood"),
-        _row("diversity", _mean(varied), "spread within a class, as a share of the real one; near 0: all alike", False),
+        _row("diversity", spread, "spread within a class, as a share of the real one; near 0: all alike", False),
         _row("feature distance", feature_distance(made, seen), "1 − mean cosine to real features; 0 is nearest", False),
         _row(
             "closer to training than to held-out records",
@@ -99,7 +95,10 @@ def _measure(
             "a screen, not a proof: about 50 % without copying, far above is a warning",
         ),
     ]
-    per_class = {name: _by_class(tally) for name, tally in tallies.items()}
+    per_class = {
+        name: [None if math.isnan(value) else float(value) for value in tally.per_class()]
+        for name, tally in tallies.items()
+    }
     return Quality(measures=numbers, per_class=per_class, words=_words(y, classes))
 
 
@@ -151,15 +150,6 @@ def _words(labels: Tensor, classes: int) -> list[str]:
 def _row(measure: str, value: float, meaning: str, share: bool = True) -> Measure:
     shown = "–" if math.isnan(value) else f"{value:.1%}" if share else f"{value:.3f}"
     return Measure(measure=measure, value=shown, meaning=meaning)
-
-
-def _mean(values: list[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
-
-
-def _by_class(tally: Tally) -> list[float | None]:
-    return [None if math.isnan(value) else float(value) for value in tally.per_class()]
 
 
 def _last_shown(path: Path) -> list[Path]:

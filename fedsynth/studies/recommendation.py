@@ -18,7 +18,7 @@ from fedsynth.experiment.config import Experiment
 from fedsynth.privacy import ledger_words
 from fedsynth.report.intervals import Interval, interval, paired_difference
 from fedsynth.studies.histograms import Histograms
-from fedsynth.studies.work import own_accuracies, summary_of
+from fedsynth.studies.work import summary_with_clients
 
 ALWAYS = ("local", "fedavg")  # what everything is measured by, the simplest first
 HARDLY = 2.0  # times as good as guessing
@@ -75,13 +75,8 @@ class Advice:
         """JSON-ready."""
         rows, clients = ([_with_scores(row) for row in part] for part in (self.rows, self.clients))
         recommended = {goal: found.as_dict() for goal, found in self.recommended.items()}
-        return {
-            "recommended": recommended,
-            "rows": rows,
-            "clients": clients,
-            "words": self.words,
-            "path": str(self.path),
-        }
+        tables = {"recommended": recommended, "rows": rows, "clients": clients}
+        return {**tables, "words": self.words, "path": str(self.path)}
 
 
 def _with_scores(row: Result) -> dict[str, object]:
@@ -94,7 +89,7 @@ def make_advice(
     planned: Mapping[str, Mapping[int, Experiment]], skew: Histograms, notes: list[str], path: Path
 ) -> Advice:
     """The answer that finished runs give, by method and seed."""
-    summaries = {m: {seed: _with_clients(e) for seed, e in runs.items()} for m, runs in planned.items()}
+    summaries = {m: {seed: summary_with_clients(e) for seed, e in runs.items()} for m, runs in planned.items()}
     scores: dict[str, Scores] = {
         "own": {m: {seed: s.clients.mean for seed, s in by.items()} for m, by in summaries.items()},
         "global": {m: {seed: s.test.accuracy for seed, s in by.items()} for m, by in summaries.items()},
@@ -110,13 +105,6 @@ def make_advice(
     return Advice(recommended, [rows[m] for m in order], by_client, words, path)
 
 
-def _with_clients(experiment: Experiment) -> RunSummary:
-    """The summary of a run, with each client's accuracy on its own test part by the model that it ends with."""
-    summary = summary_of(experiment)
-    own = own_accuracies(experiment.runs / str(experiment.name), summary)
-    return summary.model_copy(update={"per_client": own})
-
-
 def recommend(scores: Scores, order: Sequence[str]) -> Recommendation:
     """The simplest method (the earliest in `order`) that the best one does not clearly beat, paired over the seeds."""
     known = {m: by_seed for m, by_seed in scores.items() if all(value is not None for value in by_seed.values())}
@@ -125,7 +113,8 @@ def recommend(scores: Scores, order: Sequence[str]) -> Recommendation:
     }
     best = max(means, key=lambda m: means[m])
     behind = {m: paired_difference(known[best], known[m]) for m in known}
-    similar = [m for m in order if m in known and (m == best or not _is_clear(behind[m]))]
+    beaten = {m for m, difference in behind.items() if m != best and difference and difference.excludes_zero}
+    similar = [m for m in order if m in known and m not in beaten]
     # Not one that something simpler does better than, if only by a little.
     chosen = next(m for m in similar if all(means[m] >= means[o] for o in order[: order.index(m)] if o in means))
     gains = {other: paired_difference(known[chosen], known[other]) for other in ALWAYS if other in known}
@@ -138,10 +127,6 @@ def recommend(scores: Scores, order: Sequence[str]) -> Recommendation:
         best_ahead=behind[chosen],
         gain={other: gain for other, gain in gains.items() if other != chosen},
     )
-
-
-def _is_clear(difference: Interval | None) -> bool:
-    return difference is not None and difference.excludes_zero
 
 
 def _row(method: str, scores: Mapping[str, Scores], summaries: Sequence[RunSummary]) -> AdviceRow:

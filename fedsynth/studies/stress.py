@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedsynth.experiment.files import override
 from fedsynth.experiment.runner import check_setting, load_data
 from fedsynth.report.csv_files import write_csv
 from fedsynth.report.plots import plot_stress
-from fedsynth.studies.defaults import SHARES, TROUBLES
+from fedsynth.studies import SHARES, TROUBLES
 from fedsynth.studies.work import QUIETLY, Work, summary_of
 
 
@@ -49,24 +50,17 @@ def stress_methods(
         raise ConfigError(f"Shares must lie between 0 and 1, not {list(shares)}.")
     given = make_experiment({**tables, "method": {"name": methods[0]}})
     path = given.runs / name
-    runs = {
-        (method, trouble, share, seed): _experiment(tables, path, method, trouble, share, given.seed + seed)
-        for method in methods
-        for trouble in troubles
-        for share in shares
-        for seed in range(seeds)
-    }
+    numbers = range(given.seed, given.seed + seeds)
+    runs = {key: _experiment(tables, path, *key) for key in product(methods, troubles, shares, numbers)}
     first = next(iter(runs.values()))
     check_setting(first, load_data(first))
     path.mkdir(parents=True, exist_ok=True)
     distinct = {str(experiment.name): experiment for experiment in runs.values()}  # no trouble is the same for all
     work.do(list(distinct.items()))
-    rows = []
-    for method in methods:
-        for trouble in troubles:
-            for share in shares:
-                scores = [_accuracy(runs[method, trouble, share, seed]) for seed in range(seeds)]
-                rows.append(_row(method, trouble, share, scores))
+    rows = [
+        _row(*key, scores=[_accuracy(runs[*key, seed]) for seed in numbers])
+        for key in product(methods, troubles, shares)
+    ]
     write_csv(path / "stress.csv", [row.as_dict() for row in rows])
     plot_stress(path / "stress.png", rows)
     return Strained(rows, path)

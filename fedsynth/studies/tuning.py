@@ -19,20 +19,17 @@ from fedsynth.experiment.files import Tables
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
 
-LEARNING_RATE = "train.lr"
 BELOW, ABOVE = 0.1, 3.0  # the learning rate is searched between these multiples of the given one
-
-Run = Callable[[Experiment], RunSummary]
 
 
 def search_space(experiment: Experiment) -> dict[str, tuple[float, float]]:
     """What is searched, each between two numbers on a logarithmic scale."""
     rate = experiment.train.lr
     own = find_method(experiment.method_name).search
-    return {LEARNING_RATE: (BELOW * rate, ABOVE * rate), **{f"method.{key}": ends for key, ends in own.items()}}
+    return {"train.lr": (BELOW * rate, ABOVE * rate), **{f"method.{key}": ends for key, ends in own.items()}}
 
 
-def tune(folder: Path, table: Mapping[str, Any], trials: int, run: Run) -> TuningResult:
+def tune(folder: Path, table: Mapping[str, Any], trials: int, run: Callable[[Experiment], RunSummary]) -> TuningResult:
     """The best of `trials` settings for a method; kept in `folder`, and read from there when it was done before."""
     experiment = make_experiment(table)
     name = experiment.method_name

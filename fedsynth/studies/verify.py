@@ -59,15 +59,6 @@ class Finding:
     why: str
 
 
-@dataclass(frozen=True)
-class Sent:
-    """What a client sent."""
-
-    task: str
-    client: str
-    fields: Mapping[str, object]
-
-
 @dataclass
 class WatchedEngine:
     """An engine that remembers what came back, and may cut a run off."""
@@ -75,16 +66,8 @@ class WatchedEngine:
     inner: Engine
     stop: int | None = None
     asks: int = 0
-    sent: list[Sent] = field(default_factory=list)
-
-    @property
-    def clock(self) -> float:
-        """The clock inside."""
-        return self.inner.clock
-
-    @clock.setter
-    def clock(self, value: float) -> None:
-        self.inner.clock = value
+    clock: float = 0.0
+    sent: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)  # task, client, fields
 
     def ask(self, task: str, requests: Mapping[str, bytes], deadline: float | None) -> Answers:
         """Pass on, or fail where the run is to be cut off."""
@@ -92,10 +75,11 @@ class WatchedEngine:
         if self.stop is not None and self.asks > self.stop:
             raise CutOffError
         answers = self.inner.ask(task, requests, deadline)
+        self.clock = self.inner.clock
         for client, blob in answers.replies.items():
             answer = decode(blob.read())
             if answer["ok"] and not client.startswith(SERVER):
-                self.sent.append(Sent(task, client, answer["fields"]))
+                self.sent.append((task, client, answer["fields"]))
         return answers
 
     def close(self) -> None:
@@ -112,12 +96,8 @@ class Trace:
     engine: WatchedEngine
 
 
-@dataclass(frozen=True)
-class Results:
-    """Everything a run ends with: the weights, and what every client's model gets right, by view and client."""
-
-    weights: Mapping[str, torch.Tensor]
-    scores: Mapping[tuple[str, str], tuple[list[int], float]]
+Results = tuple[Mapping[str, torch.Tensor], Mapping[tuple[str, str], tuple[list[int], float]]]
+"""Everything a run ends with: the weights, and what every client's model gets right, by view and client."""
 
 
 class Bench:
@@ -149,15 +129,9 @@ class Bench:
         if faults is not None:
             engine = FaultyEngine(engine, faults, 0, lambda client: 1)
         watched = WatchedEngine(engine, stop)
-        fed = Federation(
-            watched,
-            self.data.clients,
-            self.data.schema,
-            policy=Policy(quorum=0.0 if faults else 1.0),
-            journal=Journal(place) if name else None,
-            pooled=True,
-            version_readable=store.readable,
-        )
+        policy, journal = Policy(quorum=0.0 if faults else 1.0), Journal(place) if name else None
+        where = self.data.clients, self.data.schema
+        fed = Federation(watched, *where, 0, policy, journal, pooled=True, version_readable=store.readable)
         train = TrainConfig(rounds=3, local_epochs=1, batch_size=16)
         config = method.config(train=train, model=self.spec, **settings)
         return Trace(method.program(fed, config), fed, watched)
@@ -170,7 +144,7 @@ class Bench:
             for view, by_client in tallies.items()
             for client, tally in by_client.items()
         }
-        return Results(trace.outcome.model or {}, scores)
+        return trace.outcome.model or {}, scores
 
 
 def verify_method(name: str, settings: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -241,16 +215,16 @@ def check_replies(bench: Bench) -> None:
     trace = bench.run()
     private = {client: _rows(bench.data.client(client).train.x) for client in bench.data.clients}
     size = int(np.prod(bench.data.schema.shape))
-    for sent in trace.engine.sent:
-        task, records = f'task "{sent.task}"', private.get(sent.client, set())
-        declared = find_task(sent.task).leaves()
-        if set(sent.fields) != set(declared):
-            undeclared = sorted(set(sent.fields) ^ set(declared))
+    for name_of_task, client, fields in trace.engine.sent:
+        task, records = f'task "{name_of_task}"', private.get(client, set())
+        declared = find_task(name_of_task).leaves()
+        if set(fields) != set(declared):
+            undeclared = sorted(set(fields) ^ set(declared))
             raise BrokenPromiseError(f"{task} sent {undeclared}, which is not declared")
         for name, words in declared.items():
             if not words:
                 raise BrokenPromiseError(f'{task}: the field "{name}" does not say what leaves in it')
-            if REAL not in words and any(_holds(array, size, records) for array in _arrays(sent.fields[name])):
+            if REAL not in words and any(_holds(array, size, records) for array in _arrays(fields[name])):
                 raise BrokenPromiseError(f'{task} sent training examples in "{name}", which is declared as "{words}"')
 
 
@@ -265,10 +239,10 @@ def check_dead_clients(bench: Bench) -> None:
 
 
 def _require_same(first: Results, second: Results, where: str) -> None:
-    different = _first_difference(first.weights, second.weights)
+    different = _first_difference(first[0], second[0])
     if different:
         raise BrokenPromiseError(f'"{different}" has other bits in {where}')
-    if first.scores != second.scores:
+    if first[1] != second[1]:
         raise BrokenPromiseError(f"clients' own models have other scores in {where}")
 
 

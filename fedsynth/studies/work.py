@@ -87,6 +87,13 @@ def summary_of(experiment: Experiment) -> RunSummary:
     return RunSummary.model_validate_json(_file(experiment).read_text(encoding="utf-8"))
 
 
+def summary_with_clients(experiment: Experiment, label: str = "") -> RunSummary:
+    """The summary of a complete run, with a label and the accuracy of every client on its own test part."""
+    summary = summary_of(experiment)
+    own = own_accuracies(_file(experiment).parent, summary)
+    return summary.model_copy(update={"label": label, "per_client": own})
+
+
 def own_accuracies(path: Path, summary: RunSummary) -> dict[str, float]:
     """The accuracy of every client on its own test part, from the clients.csv of a run."""
     column = f"{summary.clients.view}/test/accuracy"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsynth.data.readers.archives import check_unpacked_size
+from fedsynth.data.readers.arrays import check_unpacked_size
 from fedsynth.errors import UserError
 from fedsynth.learning.effort import count_examples
 from fedsynth.learning.weights import Weights, load_weights

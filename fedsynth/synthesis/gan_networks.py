@@ -37,11 +37,6 @@ def as_image(rows: Tensor, sides: tuple[int, int]) -> Tensor:
     return rows.unflatten(1, (*sides, -1)).permute(0, 3, 1, 2)
 
 
-def as_rows(images: Tensor) -> Tensor:
-    """The other way."""
-    return images.permute(0, 2, 3, 1).flatten(1)
-
-
 class Generator(nn.Module):
     """From a latent (and a class, if there are any) to an image: a linear layer, then doublings."""
 
@@ -105,7 +100,7 @@ class Body(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for conv in self.convs:
             x = F.leaky_relu(conv(x), LEAK, inplace=True)
-        return as_rows(x)
+        return x.permute(0, 2, 3, 1).flatten(1)  # rows as `as_image` reads them
 
     def pull_back(self, x: Tensor, direction: Tensor) -> Tensor:
         """The gradient over x of ⟨direction, body(x)⟩, itself differentiable over the weights and the direction.

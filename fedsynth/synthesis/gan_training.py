@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 from torch import Tensor, nn
 
 from fedsynth.learning.effort import count_examples
+from fedsynth.learning.optimizers import build_fused
 from fedsynth.synthesis.gan import Gan, TrainingImages, torch_generator
 from fedsynth.synthesis.gan_networks import Critic, Encoder
 
@@ -142,10 +144,7 @@ class Adam:
     def __init__(self, network: nn.Module, rate: float, training: GanTraining) -> None:
         self.parameters = dict(network.named_parameters())
         self.trained = list(self.parameters.values())
-        try:
-            self.optimizer = torch.optim.Adam(self.trained, lr=rate, betas=training.betas, fused=True)
-        except RuntimeError:  # this device or number type has no fused kernel
-            self.optimizer = torch.optim.Adam(self.trained, lr=rate, betas=training.betas, foreach=True)
+        self.optimizer = build_fused(partial(torch.optim.Adam, self.trained, lr=rate, betas=training.betas))
         self.steps = 0
 
     def minimise(self, loss: Tensor) -> float:
@@ -184,9 +183,10 @@ class Adam:
 
 def build_optimizers(gan: Gan, training: GanTraining, moments: Moments | None) -> dict[str, Adam]:
     """Adam for each of the two networks, with the moments it had."""
-    rates = {"generator": training.generator_lr, "critic": training.critic_lr}
-    networks: dict[str, nn.Module] = {"generator": gan.learning, "critic": gan.critic}
-    adam = {part: Adam(network, rates[part], training) for part, network in networks.items()}
+    adam = {
+        "generator": Adam(gan.learning, training.generator_lr, training),
+        "critic": Adam(gan.critic, training.critic_lr, training),
+    }
     for part, optimizer in adam.items():
         optimizer.load(moments or {}, part)
     return adam
@@ -235,8 +235,7 @@ class _AdversarialSteps:
         if self.gan.learner is not None:
             done = self.adam["generator"].steps
             kept = min(self.training.average, done / (done + 10))
-            pairs = zip(self.gan.generator.parameters(), self.gan.learner.parameters(), strict=True)
-            for mean, learned in pairs:
+            for mean, learned in zip(self.gan.generator.parameters(), self.gan.learner.parameters(), strict=True):
                 mean.lerp_(learned, 1 - kept)
 
     def critic_loss(self, real: Tensor, generated: Tensor, labels: Tensor | None, draw: torch.Generator) -> Tensor:

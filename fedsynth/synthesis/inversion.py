@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsynth.errors import ConfigError
+from fedsynth.learning.training import evaluating
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> T
     """Inputs that the model takes for `labels`, from `start` (n, *shape). The model is not changed."""
     x = start.detach().clone(memory_format=torch.channels_last if start.dim() == 4 else torch.contiguous_format)
     moving = torch.ones(len(x), dtype=torch.bool, device=x.device)
-    step = _Adam(x, how.lr) if how.optimizer == "adam" else _Sgd(how.lr)
+    step = _Adam(x, how.lr) if how.optimizer == "adam" else lambda x, gradient: x - how.lr * gradient
     with _frozen(model), _tied_statistics(model, how.statistics):
         for _ in range(how.steps):
             x.requires_grad_()
@@ -55,16 +56,6 @@ def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> T
                     moved = torch.where(moving.view(-1, *[1] * (x.dim() - 1)), moved, x)
                 x = moved if how.low is None and how.high is None else moved.clamp(how.low, how.high)
     return x.detach()
-
-
-class _Sgd:
-    """x − lr · gradient."""
-
-    def __init__(self, lr: float) -> None:
-        self.lr = lr
-
-    def __call__(self, x: Tensor, gradient: Tensor) -> Tensor:
-        return x - self.lr * gradient
 
 
 class _Adam:
@@ -136,16 +127,13 @@ def require_batch_norm(model: nn.Module) -> list[_BatchNorm]:
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
     """In evaluation mode and without gradients of its own; put back as it was afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
     trained = [p for p in model.parameters() if p.requires_grad]
-    model.eval()
     for parameter in trained:
         parameter.requires_grad_(False)
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
-        for module, mode in modes:
-            module.training = mode
         for parameter in trained:
             parameter.requires_grad_(True)
 

@@ -52,12 +52,7 @@ def augment(images: Tensor, count: int, rng: np.random.Generator, how: Static = 
 
 
 def transform(
-    images: Tensor,
-    angles: np.ndarray,
-    right: np.ndarray,
-    down: np.ndarray,
-    mirrored: np.ndarray,
-    padding: str = "edge",
+    images: Tensor, angles: np.ndarray, right: np.ndarray, down: np.ndarray, mirrored: np.ndarray, padding: str = "edge"
 ) -> Tensor:
     """Each image mirrored or not, rotated anticlockwise by its angle (degrees), then shifted by shares of its size."""
     height, width = images.shape[-2:]

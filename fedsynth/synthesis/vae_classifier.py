@@ -1,25 +1,26 @@
 """A classifier that is trained together with a variational auto-encoder (FedDPMS, section 3.2).
 
 The encoder is the classifier's own convolutions. Latent heads read the features that its first fully connected layer
-reads; a classifier that is built on a latent (`model.name = "latent_cnn"`) brings its own. The decoder mirrors it.
+reads; a classifier that is built on a latent (`model.name = "latent_cnn"`) brings its own. The decoder mirrors it
+(table 4, generalised to images of any shape).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsynth.errors import UserError
-from fedsynth.learning.latent import Latent, LatentHeads, sample_latent
+from fedsynth.learning.layers import Latent, LatentHeads, sample_latent
 from fedsynth.learning.models import Classifier, Examples, ModelSpec, PoolReLU, instantiate
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
 from fedsynth.learning.training import Objective
 from fedsynth.learning.weights import Weights, load_weights, weights_of
 from fedsynth.seeding import derive
-from fedsynth.synthesis.vae import Decoder, vae_loss
 
 LATENT, DECODER = "latent.", "decoder."
 """Prefixes by which the entries of the heads and of the decoder stand beside the classifier's."""
@@ -55,6 +56,50 @@ class VaeSpec:
         return Decoder(size, (channels, height, width), widths, per_block, classes)
 
 
+class Decoder(nn.Module):
+    """From a latent (and, if conditional, a class) to an image with values in [0, 1].
+
+    A linear layer, then for each width an upsampling and transposed 3x3 convolutions, back to the image's own size.
+    """
+
+    def __init__(
+        self, latent: int, shape: tuple[int, int, int], widths: Sequence[int], per_block: int = 1, classes: int = 0
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.classes = classes
+        self.sizes = [(height // 2**k, width // 2**k) for k in range(len(widths), -1, -1)]
+        self.start = widths[-1]
+        self.linear = nn.Linear(latent + classes, self.start * self.sizes[0][0] * self.sizes[0][1])
+        outputs = [*reversed(widths[:-1]), channels]
+        blocks, inputs = [], self.start
+        for output in outputs:
+            layers: list[nn.Module] = []
+            for _ in range(per_block - 1):
+                layers += [nn.ConvTranspose2d(inputs, inputs, 3, padding=1), nn.ReLU(inplace=True)]
+            blocks.append(nn.Sequential(*layers, nn.ConvTranspose2d(inputs, output, 3, padding=1)))
+            inputs = output
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
+        if self.classes:
+            assert y is not None, "a conditional decoder needs the classes"
+            z = torch.cat([z, F.one_hot(y, self.classes).to(z.dtype)], 1)
+        x = F.relu(self.linear(z)).reshape(len(z), self.start, *self.sizes[0])
+        x = x.contiguous(memory_format=torch.channels_last)
+        for number, block in enumerate(self.blocks, 1):
+            x = block(F.interpolate(x, size=self.sizes[number]))
+            if number < len(self.blocks):
+                x = F.relu(x)
+        return torch.sigmoid(x)
+
+
+def vae_loss(x: Tensor, reconstruction: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL to N(0, 1), averaged over examples and dimensions, plus the squared error summed over pixels."""
+    kl = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).mean()
+    return kl + (reconstruction - x).square().flatten(1).sum(1).mean()
+
+
 def own_latent(classifier: Classifier) -> Latent | None:
     """The latent layer of a classifier that has one."""
     return next((module for module in classifier.modules() if isinstance(module, Latent)), None)
@@ -86,23 +131,26 @@ class VaeNet(nn.Module):
     def __init__(self, classifier: Classifier, heads: LatentHeads, decoder: Decoder) -> None:
         super().__init__()
         self.classifier, self.decoder = classifier, decoder
-        if own_latent(classifier) is None:
-            self.heads = heads
         self._features: Tensor | None = None
         own = own_latent(classifier)
+        if own is None:
+            self.heads = heads
         # What the layer behind the convolutions reads is caught on its way: one pass serves both losses.
         (own or reads_features(classifier)).register_forward_pre_hook(self._catch)
 
     def _catch(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._features = inputs[0]
 
+    @property
+    def _latent_heads(self) -> LatentHeads:
+        own = own_latent(self.classifier)
+        return own.heads if own else self.heads
+
     def latent_of_last_pass(self, detached: bool = False) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of the latents of the batch that the classifier saw last."""
         assert self._features is not None, "the classifier has not seen a batch"
         features, self._features = self._features, None
-        features = features.detach() if detached else features
-        own = own_latent(self.classifier)
-        mean, log_variance = (own.heads if own else self.heads)(features)
+        mean, log_variance = self._latent_heads(features.detach() if detached else features)
         return mean, log_variance
 
     def encode(self, x: Tensor) -> Tensor:
@@ -118,8 +166,7 @@ class VaeNet(nn.Module):
     @property
     def latent_size(self) -> int:
         """Number of latent dimensions."""
-        own = own_latent(self.classifier)
-        return (own.heads if own else self.heads).mean.out_features
+        return self._latent_heads.mean.out_features
 
     def entries(self) -> Weights:
         """All weights: the classifier's by their own names, heads and decoder with a prefix."""

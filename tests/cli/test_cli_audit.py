@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedsynth.methods.feddpms.latent_release import Calibration
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 import fedsynth
 from fedsynth.audit.run import audit_run
 from fedsynth.cli.app import app
-from fedsynth.methods.feddpms.latent_release import Calibration
 
 SMALL = {
     "data": {"name": "digits", "limit": 320, "validation": 0.25, "test": 0.25},

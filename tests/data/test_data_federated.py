@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -231,7 +232,7 @@ def test_check_finds_what_is_wrong(tmp_path):
         assert sentence in text
     assert not check.ok
     assert check.sources[0].train.per_class == [50, 0, 0, 10]
-    json.dumps(check.to_dict())
+    json.dumps(asdict(check))
     np.savez(path, x=x, y=np.array([0] * 58 + [1] * 2))
     assert "severe imbalance" in " ".join(check_data(DataConfig(name=f"npz:{path}")).problems)
 

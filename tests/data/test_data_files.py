@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedsynth.data.config import DataConfig
-from fedsynth.data.readers.hub import HubSet, read_hub
+from fedsynth.data.readers.public_sets import HubSet, read_hub
 from fedsynth.data.sources import load_source
 from fedsynth.errors import DataError
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedsynth.data.config import DataConfig, parse_data
-from fedsynth.data.readers import archives
+from fedsynth.data.readers import arrays
 from fedsynth.data.sources import load_source, load_sources
 from fedsynth.errors import ConfigError, DataError
 
@@ -198,7 +198,7 @@ def test_truncated_and_missing_npz(tmp_path):
 
 
 def test_an_archive_that_would_unpack_to_too_much_is_refused_unread(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "LARGEST_UNPACKED", 10_000)
+    monkeypatch.setattr(arrays, "LARGEST_UNPACKED", 10_000)
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros((20, 30, 30), np.uint8), y=LABELS)
     assert path.stat().st_size < 1000
@@ -208,7 +208,7 @@ def test_an_archive_that_would_unpack_to_too_much_is_refused_unread(tmp_path, mo
 
 
 def test_an_archive_that_unpacks_to_more_than_it_declares_is_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "LARGEST_UNPACKED", 10_000)
+    monkeypatch.setattr(arrays, "LARGEST_UNPACKED", 10_000)
     path = tmp_path / "liar.npz"
     np.savez_compressed(path, x=np.zeros((20, 300, 300), np.uint8), y=LABELS)
     with zipfile.ZipFile(path) as archive:
@@ -233,7 +233,7 @@ def test_an_array_that_is_nowhere_near_its_bytes_is_refused(tmp_path, kind, shap
 
 def test_a_gzipped_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     folder = write_idx_set(tmp_path, ending=".gz")
-    monkeypatch.setattr(archives, "LARGEST_UNPACKED", 300)
+    monkeypatch.setattr(arrays, "LARGEST_UNPACKED", 300)
     with pytest.raises(DataError, match=r"idx3-ubyte\.gz would unpack to more than 300 bytes"):
         load(f"idx:{folder}")
 

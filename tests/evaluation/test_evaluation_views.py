@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedsynth
+from fedsynth.components.local_training import OWN_PART
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.data.federated import FederatedData, load_federated
@@ -115,7 +116,7 @@ def test_a_personal_model_is_the_shared_weights_with_the_clients_own(data: Feder
     result = finished.evaluate(data)
     assert finished.outcome.model is not None
     for client in data.clients:
-        kept = finished.store.read(client, finished.fed._versions[client])["kept"]
+        kept = finished.store.read(client, finished.fed._versions[client])[OWN_PART]
         expected = accuracy_by_hand(finished, finished.outcome.model | kept, data.client(client).test)
         assert result.per_client["personal/test"][client].accuracy == pytest.approx(expected)
 

@@ -6,7 +6,9 @@ import ast
 import json
 import math
 import random
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
+from pydantic.dataclasses import dataclass as checked
 from safetensors.torch import save
 
 import fedsynth
+import fedsynth.methods  # registers the values of slots
+from fedsynth.components.local_training import TrainRequest
+from fedsynth.components.protected_updates import DpSgdUpdates
+from fedsynth.components.samples import Samples
+from fedsynth.components.slots import LocalData, LocalObjective, SlotValue
+from fedsynth.federation import Client, Message, Policy, Reply, leaves, task
 from fedsynth.federation.payload import SENDABLE, PayloadError, decode, encode
+from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.optimizers import LocalTraining
 
 ARRAY_TYPES = [
     np.dtype(f"{kind}{size}")
@@ -258,3 +269,165 @@ def test_the_tree_is_readable_json_in_the_header():
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
     assert "model/w" in header
     assert json.loads(header["__metadata__"]["fedsynth"])["rounds"] == 3
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: torch.Tensor
+    right: np.ndarray
+    name: str = "pair"
+
+
+@checked(config=ConfigDict(arbitrary_types_allowed=True))
+class CheckedPair:
+    values: torch.Tensor
+    more: Pair
+
+
+class Leaf(Message):
+    weights: dict[str, torch.Tensor]
+    counts: np.ndarray
+    label: str | None = None
+
+
+class Branch(Message):
+    leaves: dict[str, Leaf]
+    list_of: list[Leaf]
+    pair: Pair
+    checked: CheckedPair
+    none: Leaf | None = None
+    size: tuple[int, int] = (1, 2)
+
+
+class Shape(SlotValue, slot="payload_shape"):
+    """A slot of this test."""
+
+
+class Drawn(Shape, name="drawn"):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    points: torch.Tensor
+    scale: float = 1.0
+
+
+class Scaled(Shape, name="scaled"):
+    inner: Annotated[Shape, BeforeValidator(Shape.parse), SerializeAsAny()]
+    scale: float = 2.0
+
+
+ShapeSlot = Annotated[Shape, BeforeValidator(Shape.parse), SerializeAsAny()]
+
+
+class Grown(Reply):
+    branch: Branch = leaves("a branch")
+    leaf: Leaf | None = leaves("a leaf", default=None)
+    kinds: list[str] = leaves("what arrived")
+
+
+@task
+def pl_grow(client: Client, branch: Branch, shape: ShapeSlot, request: TrainRequest, leaf: Leaf | None) -> Grown:
+    """Send back what came, and say as what it came."""
+    assert isinstance(shape, Scaled)
+    things = (branch, branch.pair, branch.checked, branch.list_of[0], shape, shape.inner, request.objective, leaf)
+    kinds = [type(thing).__name__ for thing in things]
+    assert isinstance(shape.inner, Drawn)
+    moved = {"shape": shape.scale * shape.inner.points, "given": request.given.images, **request.sent}
+    more = Leaf(weights=moved, counts=branch.pair.right)
+    return client.release(Grown(branch=branch, leaf=more, kinds=kinds))
+
+
+def branch() -> Branch:
+    leaf = Leaf(weights={"a.b": torch.randn(2, 3), "a": torch.ones(1, dtype=torch.float64)}, counts=np.arange(4))
+    pair = Pair(torch.tensor([1e-45, -0.0]), np.array([[1.5]], dtype=np.float32))
+    both = CheckedPair(values=torch.arange(3), more=pair)
+    return Branch(leaves={"x": leaf, "y": leaf}, list_of=[leaf, leaf], pair=pair, checked=both)
+
+
+def plain(value: Any) -> Any:
+    """A value as a payload brings it: dicts and lists."""
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_models_and_dataclasses_with_tensors_come_back_to_the_bit_at_any_depth():
+    sent = branch()
+    got = decode(encode({"branch": sent, "in": [{"a": sent.pair}, sent.list_of]}))
+    assert same({"branch": plain(sent), "in": [{"a": plain(sent.pair)}, plain(sent.list_of)]}, got)
+    again = Branch.model_validate(got["branch"])
+    assert same(plain(sent), plain(again))
+    assert (type(again.pair), type(again.checked), type(again.checked.more)) == (Pair, CheckedPair, Pair)
+    assert isinstance(again.leaves["y"], Leaf)
+    assert again.size == (1, 2)
+
+
+def test_a_tensor_inside_a_model_is_not_shared_with_what_was_sent():
+    sent = branch()
+    got = Branch.model_validate(decode(encode({"branch": sent}))["branch"])
+    before = sent.leaves["x"].weights["a"].clone()
+    got.leaves["x"].weights["a"].add_(1)
+    assert torch.equal(sent.leaves["x"].weights["a"], before)
+    assert torch.equal(got.leaves["y"].weights["a"], before)
+
+
+def test_a_slot_value_travels_by_its_name_with_its_own_settings_and_tensors():
+    drawn = Drawn(points=torch.randn(2, 2), scale=0.5)
+    got = decode(encode({"shape": Scaled(inner=drawn)}))["shape"]
+    assert same(got, {"name": "scaled", "inner": {"name": "drawn", "points": drawn.points, "scale": 0.5}, "scale": 2.0})
+    again = Shape.parse(got)
+    assert isinstance(again, Scaled)
+    assert isinstance(again.inner, Drawn)
+    assert torch.equal(again.inner.points, drawn.points)
+
+
+def request() -> TrainRequest:
+    return TrainRequest(
+        spec=ModelSpec(name="mlp", hidden=(3,)),
+        training=LocalTraining(epochs=2, lr=0.1),
+        objective=LocalObjective.parse({"name": "proximal", "mu": 0.25}),
+        local_data=LocalData.parse({"name": "zero_shot", "steps": 3}),
+        given=Samples(images=torch.rand(2, 1, 4, 4), labels=torch.tensor([1, 0])),
+        updates=DpSgdUpdates(clip=1.0, delta=1e-5, noise=None, target=3.0, trainings=4),
+        sent={"c": torch.randn(3)},
+    )
+
+
+def test_a_request_to_train_is_what_it_was():
+    sent = request()
+    got = TrainRequest.model_validate(decode(encode({"request": sent}))["request"])
+    assert same(plain(sent.given), plain(got.given))
+    assert same(sent.sent, got.sent)
+    for name in set(TrainRequest.model_fields) - {"given", "sent"}:
+        assert getattr(got, name) == getattr(sent, name), name
+        assert type(getattr(got, name)) is type(getattr(sent, name)), name
+
+
+@pytest.mark.parametrize("where", [{"workers": 0}, {"workers": 2}, {"wire": True}], ids=["here", "workers", "wire"])
+def test_typed_requests_and_replies_are_the_same_on_every_engine(federate, where):
+    sent, shape = branch(), Scaled(inner=Drawn(points=torch.ones(2)), scale=3.0)
+    asked = {"branch": sent, "shape": shape, "request": request(), "leaf": None}
+    reply = federate(**where).broadcast(pl_grow, to=["1"], **asked)["1"]
+    expected = ["Branch", "Pair", "CheckedPair", "Leaf", "Scaled", "Drawn", "ProximalObjective", "NoneType"]
+    assert reply.kinds == expected
+    assert isinstance(reply.branch, Branch)
+    assert same(plain(sent), plain(reply.branch))
+    assert torch.equal(reply.leaf.weights["shape"], torch.full((2,), 3.0))
+    assert torch.equal(reply.leaf.weights["given"], asked["request"].given.images)
+    assert torch.equal(reply.leaf.weights["c"], asked["request"].sent["c"])
+
+
+def test_what_does_not_fit_a_type_is_refused_by_its_place(federate):
+    fed = federate(wire=True, policy=Policy(quorum=0.0))
+    wrong = plain(branch()) | {"pair": {"left": torch.zeros(1), "right": 3}}
+    good = {"shape": Scaled(inner=Drawn(points=torch.ones(2))), "request": request(), "leaf": None}
+    failure = fed.broadcast(pl_grow, to=["1"], branch=wrong, **good).failures["1"]
+    assert '"branch.pair.right"' in failure.message
+    failure = fed.broadcast(pl_grow, to=["1"], branch=branch(), **good | {"shape": {"name": "round"}}).failures["1"]
+    assert 'There is no payload_shape "round"' in failure.message

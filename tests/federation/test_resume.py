@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
+import fedsynth.methods  # noqa: F401 - registers the values of slots
+from fedsynth.components.slots import LocalObjective, ObjectiveSlot
 from fedsynth.errors import FedsynthError, UserError
-from fedsynth.federation import Client, Federation, Policy, Reply, State, leaves, task
+from fedsynth.federation import Client, Federation, Message, Policy, Reply, State, leaves, task
 from fedsynth.federation.payload import encode
 from fedsynth.federation.store import StateStore
 
@@ -323,3 +327,121 @@ def test_seconds_go_on_counting_after_a_resume(federate):
 def test_a_value_the_state_does_not_have_is_named():
     with pytest.raises(AttributeError, match="modle"):
         _ = State(model=1).modle
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+
+class Sample(Message):
+    image: torch.Tensor
+    label: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    mean: np.ndarray
+    width: float
+
+
+class Kept(State):
+    """What the program below carries."""
+
+    START: ClassVar[dict[str, Any]] = {"latest": None, "seen": [], "settings": (0, "none")}
+
+    samples: dict[str, Sample]
+    seen: list[Spread]
+    latest: Sample | None
+    settings: tuple[int, str]
+    objective: ObjectiveSlot
+    weights: dict[str, torch.Tensor]
+
+
+class KeptMore(Kept):
+    """Has what its base has, and more."""
+
+    groups: list[list[Sample]]
+
+
+def carry(fed: Federation, count: int, stop: int = 0) -> KeptMore:
+    """Rounds that leave typed values in the state, and one that no annotation names."""
+    objective = LocalObjective.parse({"name": "proximal", "mu": 0.25})
+    state = KeptMore(samples={}, objective=objective, weights={}, groups=[], bare=[], **Kept.START)
+    for index in fed.rounds("typed", count, state):
+        if index == stop:
+            raise PowerCutError
+        sample = Sample(image=torch.full((2,), float(index)), label=index)
+        state.samples = state.samples | {f"{index}": sample}
+        state.seen = [*state.seen, Spread(np.array([index, -index]), index / 2)]
+        state.latest = sample
+        state.settings = (index, "some")
+        state.weights = state.weights | {f"w.{index}": torch.rand(2, generator=torch.Generator().manual_seed(index))}
+        state.groups = [*state.groups, [sample, sample]]
+        state.bare = [*state.bare, {"a": torch.ones(1)}]
+    return state
+
+
+def assert_typed(state: KeptMore, last: int) -> None:
+    names = [f"{index}" for index in range(1, last + 1)]
+    assert list(state.samples) == names
+    assert all(type(sample) is Sample for sample in state.samples.values())
+    assert [type(spread) for spread in state.seen] == [Spread] * last
+    assert all(isinstance(spread.mean, np.ndarray) and isinstance(spread.width, float) for spread in state.seen)
+    assert [spread.mean.tolist() for spread in state.seen] == [[k, -k] for k in range(1, last + 1)]
+    assert type(state.latest) is Sample
+    assert torch.equal(state.latest.image, torch.full((2,), float(last)))
+    assert state.settings == (last, "some")
+    assert (type(state.objective).__name__, state.objective.model_dump()["mu"]) == ("ProximalObjective", 0.25)
+    assert [[type(sample) for sample in group] for group in state.groups] == [[Sample, Sample]] * last
+    assert encode({"w": state.weights}) == encode({"w": carry_weights(last)})
+    assert type(state.bare[0]) is dict
+
+
+def carry_weights(last: int) -> dict[str, torch.Tensor]:
+    return {f"w.{k}": torch.rand(2, generator=torch.Generator().manual_seed(k)) for k in range(1, last + 1)}
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_a_state_has_its_types_again_after_a_stop(federate, stop):
+    with pytest.raises(PowerCutError):
+        carry(federate("run"), 4, stop)
+    assert_typed(carry(federate("run"), 4), 4)
+
+
+def test_a_finished_phase_gives_its_state_with_its_types(federate):
+    assert_typed(carry(federate("run"), 3), 3)
+    assert_typed(carry(federate("run"), 3), 3)
+
+
+def test_a_phase_of_steps_keeps_types_and_counts_no_round(federate):
+    def steps(fed: Federation, stop: int = 0) -> Kept:
+        state = Kept(samples={}, objective=LocalObjective.parse("plain"), weights={}, **Kept.START)
+        for index in fed.steps("steps", 3, state):
+            if index == stop:
+                raise PowerCutError
+            drawn = torch.from_numpy(fed.rng("step").random(2))
+            state.samples = state.samples | {f"{index}": Sample(image=drawn, label=index)}
+        return state
+
+    with pytest.raises(PowerCutError):
+        steps(federate("run"), stop=2)
+    fed = federate("run")
+    resumed, whole = steps(fed), steps(federate("whole"))
+    assert fed.round == 0
+    assert all(type(sample) is Sample for sample in resumed.samples.values())
+    assert encode({"s": resumed.samples}) == encode({"s": whole.samples})
+    drawn = {tuple(sample.image.tolist()) for sample in resumed.samples.values()}
+    assert len(drawn) == 3, "every step draws other numbers"
+
+
+def test_work_that_is_done_once_comes_back_as_its_kind(federate):
+    def work() -> dict[str, Sample]:
+        return {"a": Sample(image=torch.ones(2), label=3)}
+
+    for _ in range(2):  # the second time from the journal
+        fed = federate("run")
+        typed = fed.once("typed", work, dict[str, Sample])
+        assert type(typed["a"]) is Sample
+        assert torch.equal(typed["a"].image, torch.ones(2))
+        assert fed.once("bare", lambda: work()["a"])["label"] == 3
+        assert fed.once("spread", lambda: Spread(np.arange(2), 0.5), Spread).width == 0.5
+        assert fed.once("nothing", lambda: None, Sample | None) is None

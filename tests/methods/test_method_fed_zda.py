@@ -20,7 +20,7 @@ from fedsynth.components.samples import Samples
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.learning.models import build_model
-from fedsynth.learning.statistics import measure_batch_norm
+from fedsynth.learning.training import measure_batch_norm
 from fedsynth.methods.fed_zda import ZeroShotData, spread
 from fedsynth.seeding import generator
 

@@ -23,12 +23,11 @@ from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.errors import ConfigError, DataError
 from fedsynth.federation import Client, Reply, leaves, task
 from fedsynth.federation.payload import decode, encode
-from fedsynth.network.check import check_site
 from fedsynth.network.door import BrokenOffError, ClosedDoorError, knock
 from fedsynth.network.policy import SitePolicy
 from fedsynth.network.resident import serve_site
 from fedsynth.network.site import Site
-from fedsynth.network.site_config import SiteData, check_ready, load_site_data, open_site, read_site
+from fedsynth.network.site_config import SiteData, check_ready, check_site, load_site_data, open_site, read_site
 from fedsynth.privacy import GaussianEvent, Guarantee
 
 Files = Callable[..., dict[str, Path]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from folders import put, write_run
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.run_data import DescribedData
+from fedsynth.data.federated import DescribedData
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.port import Failure
 from fedsynth.federation.timeline import COLUMNS
@@ -30,7 +30,7 @@ def failing(*tasks: tuple[str, int]) -> Participation:
 def test_shares_are_told_where_all_sites_told_what_they_hold() -> None:
     (missed,) = missed_clients(failing(("train", 2)), SITES.with_counts({"a": [1, 5], "b": [3, 0]}), counted=True)
     assert missed.as_dict() == {"client": "b", "rounds": [2], "classes": {"cat": 0.75}}
-    assert missed_words(missed).endswith("in round 2; it holds 75% of class cat")
+    assert missed_words(missed).endswith("in round 2; it holds 75 % of class cat.")
 
 
 def test_no_share_is_told_of_what_only_some_hold() -> None:

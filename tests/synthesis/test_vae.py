@@ -8,8 +8,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fedsynth.learning.latent import LatentHeads, sample_latent
-from fedsynth.synthesis.vae import Decoder, vae_loss
+from fedsynth.learning.layers import LatentHeads, sample_latent
+from fedsynth.synthesis.vae_classifier import Decoder, vae_loss
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 30, 17)])

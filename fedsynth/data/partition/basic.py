@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import AliasChoices, Field, NonNegativeInt, model_validator
 
 from fedsynth.data.partition.allocation import cut, deal, raise_to_minimum, split_by_proportions
-from fedsynth.data.partition.registry import PartitionConfig, Parts, partitioner
+from fedsynth.data.partition.registry import CLIENT_NAMES, Groups, MinSize, PartitionConfig, Parts, partitioner
 from fedsynth.errors import DataError
 
 
@@ -19,7 +19,7 @@ class IidConfig(PartitionConfig):
 
 
 @partitioner(IidConfig, aliases=("homo", "IidPartitioner", "uniform"))
-def iid(labels: np.ndarray, config: IidConfig, rng: np.random.Generator, groups: np.ndarray | None = None) -> Parts:
+def iid(labels: np.ndarray, config: IidConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """Shuffle and cut into parts whose sizes differ by at most one."""
     return cut(rng.permutation(len(labels)), equal_sizes(len(labels), config.num_clients))
 
@@ -34,23 +34,13 @@ class QuantityConfig(PartitionConfig):
 
     name: Literal["quantity"] = "quantity"
     alpha: float = Field(
-        default=0.5,
-        gt=0,
-        validation_alias=AliasChoices("alpha", "beta"),
-        description="Small: very unequal sizes.",
+        default=0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: very unequal sizes."
     )
-    min_size: int = Field(
-        default=10,
-        ge=1,
-        validation_alias=AliasChoices("min_size", "min_partition_size"),
-        description="Fewest examples a client may have.",
-    )
+    min_size: MinSize = 10
 
 
 @partitioner(QuantityConfig, aliases=("iid-diff-quantity", "quantity_skew"))
-def quantity(
-    labels: np.ndarray, config: QuantityConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def quantity(labels: np.ndarray, config: QuantityConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """Sizes from a Dirichlet draw (NIID-Bench, iid-diff-quantity); classes are mixed evenly."""
     proportions = rng.dirichlet(np.full(config.num_clients, config.alpha))
     sizes = split_by_proportions(len(labels), proportions)
@@ -71,9 +61,7 @@ class ShardsConfig(PartitionConfig):
 
 
 @partitioner(ShardsConfig, aliases=("shard", "ShardPartitioner"))
-def shards(
-    labels: np.ndarray, config: ShardsConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def shards(labels: np.ndarray, config: ShardsConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """McMahan et al. 2017: sort by label, cut into equal shards, deal each client some of them."""
     return _deal_shards(labels, config, config.shards_per_client, rng)
 
@@ -85,9 +73,7 @@ class UnimodalConfig(PartitionConfig):
 
 
 @partitioner(UnimodalConfig)
-def unimodal(
-    labels: np.ndarray, config: UnimodalConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def unimodal(labels: np.ndarray, config: UnimodalConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """Fed-ZDA's first split: `shards` with two shards per client."""
     return _deal_shards(labels, config, 2, rng)
 
@@ -122,15 +108,13 @@ class NaturalConfig(PartitionConfig):
     num_clients: int | None = Field(  # type: ignore[assignment]
         default=None,
         ge=1,
-        validation_alias=AliasChoices("num_clients", "num_partitions", "n_parties"),
+        validation_alias=CLIENT_NAMES,
         description="Draw this many of the natural clients; all of them when absent.",
     )
 
 
 @partitioner(NaturalConfig, aliases=("natural_id", "natural-id", "NaturalIdPartitioner", "real"))
-def natural(
-    labels: np.ndarray, config: NaturalConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def natural(labels: np.ndarray, config: NaturalConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """One client per natural id, in the order of the ids; those below `min_size` are left out."""
     if groups is None:
         raise DataError(
@@ -181,9 +165,7 @@ class CountsConfig(PartitionConfig):
 
 
 @partitioner(CountsConfig)
-def by_counts(
-    labels: np.ndarray, config: CountsConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def by_counts(labels: np.ndarray, config: CountsConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """As the table says, chosen at random; refused where a class has not enough."""
     wanted = np.array(config.counts, dtype=np.int64)
     supply = np.bincount(labels, minlength=wanted.shape[1])[: wanted.shape[1]]

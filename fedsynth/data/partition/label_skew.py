@@ -16,10 +16,8 @@ from fedsynth.data.partition.allocation import (
     share_classes,
     split_by_proportions,
 )
-from fedsynth.data.partition.registry import PartitionConfig, Parts, partitioner
+from fedsynth.data.partition.registry import Groups, MinSize, PartitionConfig, Parts, partitioner
 from fedsynth.errors import DataError
-
-MIN_SIZE_NAMES = AliasChoices("min_size", "min_partition_size")
 
 
 def _classes(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -32,24 +30,16 @@ class DirichletConfig(PartitionConfig):
 
     name: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(
-        default=0.5,
-        gt=0,
-        validation_alias=AliasChoices("alpha", "beta"),
-        description="Small: strongly skewed.",
+        default=0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: strongly skewed."
     )
-    min_size: int = Field(
-        default=10, ge=1, validation_alias=MIN_SIZE_NAMES, description="Fewest examples a client may have."
-    )
+    min_size: MinSize = 10
     self_balancing: bool = Field(
-        default=False,
-        description="Give no more of the next classes to a client that has its fair share already.",
+        default=False, description="Give no more of the next classes to a client that has its fair share already."
     )
 
 
 @partitioner(DirichletConfig, aliases=("noniid-labeldir", "dir", "lda", "DirichletPartitioner"))
-def dirichlet(
-    labels: np.ndarray, config: DirichletConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def dirichlet(labels: np.ndarray, config: DirichletConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """Hsu et al. 2019 and NIID-Bench: each class is cut over the clients by a Dirichlet(alpha) draw."""
     _, codes, supply = _classes(labels)
     clients = config.num_clients
@@ -69,9 +59,7 @@ class LognormalConfig(PartitionConfig):
     """Keys of `lognormal`."""
 
     name: Literal["lognormal"] = "lognormal"
-    min_size: int = Field(
-        default=10, ge=1, validation_alias=MIN_SIZE_NAMES, description="Fewest examples a client may have."
-    )
+    min_size: MinSize = 10
     mu: float = Field(default=1.0, description="Mean of the logarithm of the size (eq. 16).")
     sigma: float = Field(default=2.0, ge=0, description="Standard deviation of the logarithm of the size (eq. 16).")
     bias: int = Field(default=10, ge=0, description="Added to every size (eq. 16).")
@@ -80,9 +68,7 @@ class LognormalConfig(PartitionConfig):
 
 
 @partitioner(LognormalConfig, aliases=("log-normal", "log_normal"))
-def lognormal(
-    labels: np.ndarray, config: LognormalConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def lognormal(labels: np.ndarray, config: LognormalConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """AggEnhance's split: long-tailed sizes (eq. 16) and Dirichlet(gamma x prior) classes (eq. 17).
 
     With the published numbers a client has 10 + exp(N(1, 2)) examples, 30 on average, so most of a large
@@ -114,9 +100,7 @@ class NClassConfig(PartitionConfig):
 
 
 @partitioner(NClassConfig, aliases=("pathological", "pat", "PathologicalPartitioner", "n-class"))
-def n_class(
-    labels: np.ndarray, config: NClassConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def n_class(labels: np.ndarray, config: NClassConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """Each client has exactly `n` classes; a class is divided equally among the clients that have it.
 
     Classes are used equally often (as far as rare ones permit) in random combinations. When there are
@@ -139,8 +123,7 @@ def n_class(
 def _hold_exactly(clients: int, each: int, limits: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if each > len(limits):
         raise DataError(f"{each} classes per client were asked for and the data has {len(limits)}; ask for fewer.")
-    holds = share_classes(clients, each, limits, rng)
-    if holds is None:
+    if (holds := share_classes(clients, each, limits, rng)) is None:
         raise DataError(
             f"{clients} clients with {each} classes each need {clients * each} shares of classes and the "
             f"{len(limits)} classes have examples for {int(np.minimum(limits, clients).sum())}; "
@@ -158,9 +141,7 @@ class MajorMinorConfig(PartitionConfig):
 
 
 @partitioner(MajorMinorConfig, aliases=("major-minor",))
-def major_minor(
-    labels: np.ndarray, config: MajorMinorConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def major_minor(labels: np.ndarray, config: MajorMinorConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """GANDALF's split: equal sizes, `major` classes exactly `ratio` times as large as each other class.
 
     Every class is major at equally many clients. The scarcest class sets the size; what would break the
@@ -192,9 +173,7 @@ class FewSampleConfig(PartitionConfig):
 
 
 @partitioner(FewSampleConfig, aliases=("few-sample",))
-def few_sample(
-    labels: np.ndarray, config: FewSampleConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def few_sample(labels: np.ndarray, config: FewSampleConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """PFL-GAN's split: so many examples of every class, but few of some random classes.
 
     The rare classes are random but every class is rare at equally many clients, so that a class is never
@@ -224,9 +203,7 @@ class MultimodalConfig(PartitionConfig):
 
     name: Literal["multimodal"] = "multimodal"
     mode_shares: tuple[float, ...] = Field(
-        default=(0.6, 0.3, 0.1),
-        min_length=1,
-        description="Fraction of the clients in each mode; one number per mode.",
+        default=(0.6, 0.3, 0.1), min_length=1, description="Fraction of the clients in each mode; one number per mode."
     )
     classes_per_client: int = Field(default=2, ge=1, description="How many classes of its mode each client has.")
 
@@ -239,9 +216,7 @@ class MultimodalConfig(PartitionConfig):
 
 
 @partitioner(MultimodalConfig, aliases=("multi-modal",))
-def multimodal(
-    labels: np.ndarray, config: MultimodalConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def multimodal(labels: np.ndarray, config: MultimodalConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """Fed-ZDA's second split: sub-populations of unequal size, so that classes are imbalanced over all.
 
     The classes are dealt at random into modes of (nearly) equal numbers of classes. By default 60, 30 and

@@ -9,17 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from fedsynth.data.config import explain
+from fedsynth.data.config import parse_table
 from fedsynth.errors import ConfigError, DataError, nearest
 
 Parts = list[np.ndarray]
-Partitioner = Callable[[np.ndarray, Any, np.random.Generator, np.ndarray | None], Parts]
-LABEL_COUNT = re.compile(r"noniid-#label(\d+)")
+Groups = np.ndarray | None
+Partitioner = Callable[[np.ndarray, Any, np.random.Generator, Groups], Parts]
+
+CLIENT_NAMES = AliasChoices("num_clients", "num_partitions", "n_parties")
+MinSize = Annotated[
+    int,
+    Field(
+        ge=1,
+        validation_alias=AliasChoices("min_size", "min_partition_size"),
+        description="Fewest examples a client may have.",
+    ),
+]
 
 
 class PartitionConfig(BaseModel):
@@ -29,17 +39,9 @@ class PartitionConfig(BaseModel):
 
     name: str = Field(description="Which partitioner.")
     num_clients: int = Field(
-        default=10,
-        ge=1,
-        validation_alias=AliasChoices("num_clients", "num_partitions", "n_parties"),
-        description="How many clients the data is divided over.",
+        default=10, ge=1, validation_alias=CLIENT_NAMES, description="How many clients the data is divided over."
     )
-    min_size: int = Field(
-        default=1,
-        ge=1,
-        validation_alias=AliasChoices("min_size", "min_partition_size"),
-        description="Fewest examples a client may have.",
-    )
+    min_size: MinSize = 1
 
 
 @dataclass(frozen=True)
@@ -74,35 +76,22 @@ def parse_partition(table: Mapping[str, object]) -> PartitionConfig:
     """
     given = dict(table)
     wanted = str(given.pop("name", "dirichlet"))
-    counted = LABEL_COUNT.fullmatch(wanted)
-    if counted:  # NIID-Bench writes the number of classes into the name
+    if counted := re.fullmatch(r"noniid-#label(\d+)", wanted):  # NIID-Bench writes the number of classes into the name
         wanted, given = "n_class", {"n": int(counted[1]), **given}
     name = ALIASES.get(wanted) or ALIASES.get(wanted.lower())
     if name is None:
         raise ConfigError(f'There is no partitioner "{wanted}".{nearest(wanted, PARTITIONERS)}')
-    config = PARTITIONERS[name].config
-    try:
-        return config.model_validate(given)
-    except ValidationError as error:
-        raise explain(error, f'partition "{name}"', config) from error
+    return parse_table(PARTITIONERS[name].config, given, f'partition "{name}"')
 
 
-def divide(
-    labels: np.ndarray, config: PartitionConfig, rng: np.random.Generator, groups: np.ndarray | None = None
-) -> Parts:
+def divide(labels: np.ndarray, config: PartitionConfig, rng: np.random.Generator, groups: Groups = None) -> Parts:
     """Run the partitioner that the config belongs to; refuses more clients than examples."""
-    require_enough(len(labels), config)
-    return PARTITIONERS[config.name].divide(labels, config, rng, groups)
-
-
-def require_enough(examples: int, config: PartitionConfig) -> None:
-    """Refuse a division that no repair could make."""
-    clients = getattr(config, "num_clients", None)
-    if clients is None:
-        return
-    if clients * config.min_size > examples:
+    clients, examples = config.num_clients, len(labels)
+    # Natural clients are as many as there are, where no number is given.
+    if clients is not None and clients * config.min_size > examples:
         least = f" of at least {config.min_size} examples" if config.min_size > 1 else ""
         fix = " or partition.min_size" if config.min_size > 1 else ""
         raise DataError(
             f"{clients} clients{least} cannot be made from {examples} examples; lower partition.num_clients{fix}."
         )
+    return PARTITIONERS[config.name].divide(labels, config, rng, groups)

@@ -1,7 +1,13 @@
-"""Numpy archives, the packed colour layout, and the binary files of CIFAR. Nothing is ever unpickled."""
+"""Numpy archives, the packed colour layout, IDX files and the binary files of CIFAR. Nothing is ever unpickled.
+
+A small compressed file can hold any number of bytes: there is a limit to what is unpacked.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -9,11 +15,41 @@ from pathlib import Path
 import numpy as np
 
 from fedsynth.data.config import DataConfig
-from fedsynth.data.readers.archives import check_unpacked_size
-from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
+from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part, join_parts
 from fedsynth.errors import DataError
 
 PIXELS = 3 * 32 * 32
+UNSIGNED_BYTE = 8
+LARGEST_UNPACKED = 16 * 2**30
+"""Bytes of one file; more than that would not be read into memory anyway."""
+PIECE = 2**20  # bytes of a stream that are read at once
+
+
+def check_unpacked_size(path: Path) -> int:
+    """The bytes that a zip file (.npz is one) declares to hold; a file above the limit is refused.
+
+    A member that holds more than it declares does no harm: `zipfile` stops there and finds the file damaged.
+    """
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > LARGEST_UNPACKED:
+        raise DataError(
+            f"{path} would unpack to {unpacked:,} bytes, and {LARGEST_UNPACKED:,} are the most; "
+            "divide it into smaller files, or do not trust it."
+        )
+    return unpacked
+
+
+def read_stream(path: Path, stream: io.BufferedIOBase) -> bytes:
+    """All that a stream of unpacked bytes gives; refused as soon as it passes the limit."""
+    pieces: list[bytes] = []
+    left = LARGEST_UNPACKED
+    while piece := stream.read(PIECE):
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0:
+            raise DataError(f"{path} would unpack to more than {LARGEST_UNPACKED:,} bytes; do not trust it.")
+    return b"".join(pieces)
 
 
 def read_npz(path: Path, config: DataConfig) -> Raw:
@@ -44,20 +80,17 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
         with archive:
             unpacked = check_unpacked_size(path)
             arrays = {key: archive[key] for key in archive.files}
-    except ValueError as error:
-        if "allow_pickle" in str(error) or "pickle" in str(error).lower():
+    except (ValueError, MemoryError) as error:  # a header may promise more than any machine has
+        if "pickle" in str(error).lower():
             raise DataError(
                 f"{path} is not a plain .npz file or holds Python objects, which are never loaded; "
                 "save numbers or text arrays with numpy.savez."
             ) from error
         raise DataError(f"{path} is damaged ({error}); write it again with numpy.savez.") from error
-    except MemoryError as error:  # its header promises more than any machine has
-        raise DataError(f"{path} is damaged ({error}); write it again with numpy.savez.") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, RuntimeError) as error:
         raise DataError(f"{path} is not a readable .npz file ({error}); write it again with numpy.savez.") from error
-    if any(
-        array.ndim and len(array) > unpacked for array in arrays.values()
-    ):  # entries of no bytes, any number of them
+    # Entries of no bytes: there may be any number of them.
+    if any(array.ndim and len(array) > unpacked for array in arrays.values()):
         raise DataError(f"{path} is damaged (it has more entries than bytes); write it again with numpy.savez.")
     return arrays
 
@@ -83,9 +116,8 @@ def read_packed(folder: Path, config: DataConfig) -> Raw:
     if not is_packed(folder):
         raise DataError(f"{folder} is a folder without train-1.npz; give the path of an .npz file.")
     files = sorted(folder.glob("train-*.npz"), key=lambda path: (len(path.name), path.name))
-    parts = [_unpack(path, config) for path in files]
-    train = Part(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
     test = folder / "test.npz"
+    train = join_parts([_unpack(path, config) for path in files])
     return Raw(train, _unpack(test, config) if test.is_file() else None)
 
 
@@ -117,8 +149,7 @@ def read_cifar_binary(folder: Path, config: DataConfig) -> Raw:
     if found is None:
         raise DataError(f"{folder} has neither data_batch_1.bin nor train.bin of CIFAR's binary version.")
     labels = 2 if found[0][0].name == "train.bin" else 1
-    parts = [_records(path, labels) for path in found[0]]
-    train = Part(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+    train = join_parts([_records(path, labels) for path in found[0]])
     return Raw(train, _records(found[1], labels) if found[1].is_file() else None)
 
 
@@ -130,3 +161,75 @@ def _records(path: Path, labels: int) -> Part:
         )
     records = data.reshape(-1, labels + PIXELS)
     return check_part(records[:, labels:].reshape(-1, 3, 32, 32).copy(), records[:, labels - 1].copy(), str(path))
+
+
+def read_idx_folder(folder: Path, config: DataConfig, prefix: str = "") -> Raw:
+    """The `train` and, when present, the `t10k` or `test` pair of IDX files in a folder."""
+    names = idx_names(folder, prefix)
+    if not names:
+        raise DataError(
+            f"{folder} has no IDX files; it needs train-images-idx3-ubyte and train-labels-idx1-ubyte "
+            "(plain or .gz), and t10k-... for the test part."
+        )
+    if "train" not in names:
+        raise DataError(f"{folder} has no training images; add train-images-idx3-ubyte (plain or .gz).")
+    return Raw(_read_pair(names["train"], config), _read_pair(names["test"], config) if "test" in names else None)
+
+
+def idx_names(folder: Path, prefix: str = "") -> dict[str, Path]:
+    """The image files of a folder by part; two data sets under one prefix are an error."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob(f"{prefix}*-images-idx3-ubyte*")) if folder.is_dir() else []:
+        stem = path.name.removesuffix(".gz")
+        if not stem.endswith("-images-idx3-ubyte"):
+            continue
+        part = "train" if stem.removesuffix("-images-idx3-ubyte").endswith("train") else "test"
+        if part in found and found[part].name.removesuffix(".gz") != stem:
+            raise DataError(f"{folder} holds both {found[part].name} and {path.name}; keep one data set per folder.")
+        found.setdefault(part, path)
+    return found
+
+
+def _read_pair(images: Path, config: DataConfig) -> Part:
+    stem = images.name.removesuffix(".gz").replace("-images-idx3-ubyte", "-labels-idx1-ubyte")
+    labels = images.with_name(stem)
+    if not labels.is_file():
+        labels = images.with_name(stem + ".gz")
+    if not labels.is_file():
+        raise DataError(f"{images} has no labels beside it; add {stem} (plain or .gz).")
+    x = read_idx(images, dimensions=3)
+    if images.name.startswith("emnist"):
+        x = np.ascontiguousarray(x.transpose(0, 2, 1))  # EMNIST stores its images column by column
+    return check_part(as_examples(x, str(images), config.shape), read_idx(labels, dimensions=1), str(images))
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """One IDX file of unsigned bytes; a wrong magic number or length is an error that names the file."""
+    data = _read_bytes(path)
+    header = 4 + 4 * dimensions
+    if len(data) < header:
+        raise DataError(f"{path} is cut short: {len(data)} bytes do not hold an IDX header; copy it again.")
+    if data[:4] != bytes([0, 0, UNSIGNED_BYTE, dimensions]):
+        raise DataError(
+            f"{path} does not start with the IDX magic number of {dimensions}-dimensional bytes; "
+            "it is another kind of file."
+        )
+    shape = [int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(dimensions)]
+    expected = math.prod(shape)
+    if len(data) - header != expected:
+        raise DataError(
+            f"{path} is damaged: its header promises {expected} bytes and it has {len(data) - header}; copy it again."
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as stream:
+            return read_stream(path, stream)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is a damaged gzip file ({error}); copy it again.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -1,17 +1,32 @@
-"""Public data sets by name: what they are called, where they are looked for, and what to do when absent."""
+"""Public data sets by name: what they are called, where they are looked for, and what to do when absent.
+
+From the Hugging Face hub (extra `hub`) they come as parquet files whose images are PNG bytes.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import os
 import string
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from fedsynth.data.config import DataConfig
-from fedsynth.data.readers.arrays import cifar_files, is_packed, read_cifar_binary, read_npz, read_packed
-from fedsynth.data.readers.hub import HubSet, hub_is_installed, read_hub
-from fedsynth.data.readers.idx import idx_names, read_idx_folder
-from fedsynth.data.readers.raw import Raw
+from fedsynth.data.readers.arrays import (
+    cifar_files,
+    idx_names,
+    is_packed,
+    read_cifar_binary,
+    read_idx_folder,
+    read_npz,
+    read_packed,
+)
+from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError
 
 VARIABLE = "FEDSYNTH_DATA"
@@ -19,21 +34,19 @@ IDX_FILES = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same
 CIFAR_FILES = "data_batch_1.bin ... data_batch_5.bin and test_batch.bin (CIFAR's binary version)"
 
 DIGIT_NAMES = tuple(string.digits)
-CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 LETTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 BALANCED = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")  # the other small letters are merged
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """Where a data set lives on the hub and what its columns are called."""
+
+    repo: str
+    image: str = "image"
+    label: str = "label"
 
 
 @dataclass(frozen=True)
@@ -124,11 +137,8 @@ def _read_local(known: KnownSet, config: DataConfig) -> Raw | None:
     folders.append(root / known.name.replace("-", "_"))
     if config.dir is not None:
         folders.append(root)  # data.dir may be the data set's own folder
-    for folder in folders:
-        raw = _read_folder(folder, known, config)
-        if raw is not None:
-            return raw
-    return None
+    found = (_read_folder(folder, known, config) for folder in folders)
+    return next((raw for raw in found if raw is not None), None)
 
 
 def _read_folder(folder: Path, known: KnownSet, config: DataConfig) -> Raw | None:
@@ -164,3 +174,58 @@ def _how_to_get(known: KnownSet, config: DataConfig) -> str:
     tried = f"{VARIABLE} = {variable} does not have it" if variable else f"{VARIABLE} is not set"
     online = ", or run pip install 'fedsynth[hub]' to download it" if known.hub else ""
     return f"{known.name} was not found ({tried}): set {VARIABLE} or data.dir to a folder that has {place}{online}."
+
+
+def hub_is_installed() -> bool:
+    """Whether the optional extra `hub` is there."""
+    return all(importlib.util.find_spec(name) is not None for name in ("huggingface_hub", "pyarrow"))
+
+
+def download_parquet(repo: str) -> Path:
+    """Fetch the parquet files of a data set, or find them in the hub's cache; returns their folder."""
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(repo, repo_type="dataset", allow_patterns=["*.parquet"])
+    except Exception as error:  # the hub's many network errors all have the same remedy
+        raise DataError(
+            f"{repo} could not be downloaded ({error}); go online, or set FEDSYNTH_DATA to a folder with the files."
+        ) from error
+    return Path(folder)
+
+
+def read_hub(name: str, home: HubSet, config: DataConfig, download: Callable[[str], Path] = download_parquet) -> Raw:
+    """Download a known set and decode its images."""
+    folder = download(home.repo)
+    parts = {}
+    for part in ("train", "test"):
+        files = sorted(folder.rglob(f"{part}-*.parquet")) or sorted(folder.rglob(f"{part}.parquet"))
+        if files:
+            parts[part] = _read_files(files, home, config)
+    if "train" not in parts:
+        raise DataError(f"{folder} has no train-*.parquet for {name}; delete the folder so that it is fetched again.")
+    return Raw(parts["train"], parts.get("test"))
+
+
+def _read_files(files: list[Path], home: HubSet, config: DataConfig) -> Part:
+    images, labels = zip(*(_read_file(path, home) for path in files), strict=True)
+    where = str(files[0])
+    return check_part(as_examples(np.concatenate(images), where, config.shape), np.concatenate(labels), where)
+
+
+def _read_file(path: Path, home: HubSet) -> tuple[np.ndarray, np.ndarray]:
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path, columns=[home.image, home.label])
+        cells = table.column(home.image).to_pylist()
+        labels = table.column(home.label).to_numpy()
+    except Exception as error:  # pyarrow's errors share no useful base
+        raise DataError(f"{path} is not the expected parquet file ({error}); delete it to fetch it again.") from error
+    if not cells:
+        raise DataError(f"{path} has no rows; delete it to fetch it again.")
+    try:
+        pictures = [np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in cells]
+        return np.stack(pictures), np.asarray(labels)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} holds an unreadable image ({error}); delete it to fetch it again.") from error

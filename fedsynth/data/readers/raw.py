@@ -6,7 +6,7 @@ Whole-number labels stay as they are; text labels are numbered by sorted order (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,22 +40,27 @@ class Raw:
         """The parts that exist."""
         return [self.train] if self.test is None else [self.train, self.test]
 
+    def change_examples(self, change: Callable[[np.ndarray], np.ndarray]) -> Raw:
+        """The same labels with other examples, in every part."""
+        train, *test = (replace(part, x=change(part.x)) for part in self.parts())
+        return replace(self, train=train, test=test[0] if test else None)
+
+
+def join_parts(parts: Sequence[Part]) -> Part:
+    """One part with the examples of all, in order."""
+    return Part(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+
 
 def check_part(x: np.ndarray, y: np.ndarray, where: str) -> Part:
-    """Examples and labels that belong together, or a sentence about what is wrong with the file."""
+    """Examples and labels (int64 or text) that belong together, or a sentence about what is wrong with the file."""
     if y.ndim != 1:
         raise DataError(f"{where}: labels have shape {y.shape}; give one label per example.")
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} examples but {len(y)} labels; every example needs one label.")
     if len(y) == 0:
         raise DataError(f"{where} holds no examples; remove it or fill it.")
-    return Part(x, check_labels(y, where))
-
-
-def check_labels(y: np.ndarray, where: str) -> np.ndarray:
-    """Labels as int64 or as text; fractions, negative numbers and huge numbers are refused."""
     if y.dtype.kind in "USb":
-        return y.astype(str)
+        return Part(x, y.astype(str))
     if y.dtype.kind not in "iu":
         raise DataError(f"{where}: labels are of type {y.dtype}; write them as whole numbers or as text.")
     lowest, highest = int(y.min()), int(y.max())
@@ -65,7 +70,7 @@ def check_labels(y: np.ndarray, where: str) -> np.ndarray:
         raise DataError(
             f"{where}: label {highest} is out of range; number the classes 0, 1, 2, ... or give them as text."
         )
-    return y.astype(np.int64)
+    return Part(x, y.astype(np.int64))
 
 
 def as_examples(x: np.ndarray, where: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
@@ -89,24 +94,10 @@ def as_examples(x: np.ndarray, where: str, shape: tuple[int, ...] | None = None)
         raise DataError(
             f"{where}: examples of shape {x.shape[1:]} are neither rows nor images; set data.shape, as in [1, 28, 28]."
         )
-    return _compact(x)
-
-
-def _compact(x: np.ndarray) -> np.ndarray:
-    """uint8 for whole-number pixels 0..255, float32 for everything else."""
-    if x.ndim == 4 and x.dtype.kind in "iu" and (x.dtype == np.uint8 or _fits_a_byte(x)):
-        return x.astype(np.uint8, copy=False)
-    return x.astype(np.float32, copy=False)
-
-
-def _fits_a_byte(x: np.ndarray) -> bool:
-    return len(x) > 0 and int(x.min()) >= 0 and int(x.max()) <= 255
-
-
-def sort_names(names: Sequence[str]) -> list[str]:
-    """Class names in the order of their numbers: by value when all are digits, else alphabetically."""
-    unique = sorted(set(names))
-    return sorted(unique, key=int) if all(name.isascii() and name.isdigit() for name in unique) else unique
+    # Bytes for whole-number pixels 0..255, float32 for everything else.
+    whole = x.ndim == 4 and x.dtype.kind in "iu"
+    fits = whole and (x.dtype == np.uint8 or (len(x) > 0 and int(x.min()) >= 0 and int(x.max()) <= 255))
+    return x.astype(np.uint8 if fits else np.float32, copy=False)
 
 
 def number_labels(parts: Sequence[np.ndarray], where: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
@@ -117,33 +108,32 @@ def number_labels(parts: Sequence[np.ndarray], where: str) -> tuple[list[np.ndar
     if kinds == {"numbers"}:
         classes = 1 + max(int(part.max()) for part in parts)
         return list(parts), tuple(str(label) for label in range(classes))
-    names = sort_names([str(name) for part in parts for name in np.unique(part)])
-    alphabetical = np.array(sorted(names))
+    alphabetical = sorted({str(name) for part in parts for name in np.unique(part)})
+    digits = all(name.isascii() and name.isdigit() for name in alphabetical)
+    names = sorted(alphabetical, key=int) if digits else alphabetical
     number = {name: position for position, name in enumerate(names)}
-    numbers = np.array([number[str(name)] for name in alphabetical], dtype=np.int64)
-    return [numbers[np.searchsorted(alphabetical, part)] for part in parts], tuple(names)
+    numbers = np.array([number[name] for name in alphabetical], dtype=np.int64)
+    return [numbers[np.searchsorted(np.array(alphabetical), part)] for part in parts], tuple(names)
 
 
 def resize(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Images (n, c, h, w) in another size, by bilinear interpolation plane by plane."""
     if x.shape[2:] == size:
         return x
-    height, width = size
     planes = x.reshape(-1, *x.shape[2:])
-    out = np.empty((len(planes), height, width), x.dtype)
+    out = np.empty((len(planes), *size), x.dtype)
     for row, plane in enumerate(planes):
-        out[row] = Image.fromarray(plane).resize((width, height), Image.Resampling.BILINEAR)
-    return out.reshape(*x.shape[:2], height, width)
+        out[row] = Image.fromarray(plane).resize(size[::-1], Image.Resampling.BILINEAR)
+    return out.reshape(*x.shape[:2], *size)
 
 
 def resize_images(raw: Raw, size: tuple[int, int] | None, where: str) -> Raw:
-    """The same data with images of another size; rows of a table cannot be resize_images."""
+    """The same data with images of another size; rows of a table cannot be resized."""
     if size is None:
         return raw
     if raw.train.x.ndim != 4:
         raise DataError(f"{where} holds no images, so data.image_size cannot be used; remove it or set data.shape.")
-    parts = [replace(part, x=resize(part.x, size)) for part in raw.parts()]
-    return replace(raw, train=parts[0], test=parts[1] if len(parts) > 1 else None)
+    return raw.change_examples(lambda x: resize(x, size))
 
 
 def describe_shape(x: np.ndarray) -> str:

@@ -27,18 +27,15 @@ def read_parquet(path: Path, config: DataConfig) -> Raw:
 def _read(path: Path, config: DataConfig, ending: str, open_frame: Any) -> Raw:
     if not path.exists():
         raise DataError(f"{path} does not exist; check the path after {ending[1:]}:.")
-    if not path.is_dir():
-        train, columns, groups = _table(open_frame(path, config), path, config)
-        return Raw(train, columns=columns, groups=groups)
-    files = [path / f"train{ending}", path / f"test{ending}"]
-    if not files[0].is_file():
+    first, second = path / f"train{ending}" if path.is_dir() else path, path / f"test{ending}"
+    if path.is_dir() and not first.is_file():
         raise DataError(f"{path} is a folder without train{ending}; give the path of a {ending[1:]} file.")
-    train, columns, groups = _table(open_frame(files[0], config), files[0], config)
-    if not files[1].is_file():
+    train, columns, groups = _table(open_frame(first, config), first, config)
+    if not second.is_file():
         return Raw(train, columns=columns, groups=groups)
-    test, others, _ = _table(open_frame(files[1], config), files[1], config)
+    test, others, _ = _table(open_frame(second, config), second, config)
     if set(others) != set(columns):
-        raise DataError(f"{files[1]} differs from {files[0].name}: {describe_difference(columns, others)}.")
+        raise DataError(f"{second} differs from {first.name}: {describe_difference(columns, others)}.")
     if others != columns and test.x.ndim == 2:
         test = Part(test.x[:, [others.index(column) for column in columns]], test.y)
     return Raw(train, test, columns, groups)
@@ -56,7 +53,8 @@ def describe_difference(expected: tuple[str, ...], found: tuple[str, ...]) -> st
 
 
 def _csv_frame(path: Path, config: DataConfig) -> Any:
-    pd = _pandas()
+    import pandas as pd  # takes a while, and most runs read no table
+
     try:
         header = pd.read_csv(path, nrows=0).columns
         text_columns = {config.label, config.client_column}
@@ -73,7 +71,8 @@ def _csv_frame(path: Path, config: DataConfig) -> Any:
 
 
 def _parquet_frame(path: Path, config: DataConfig) -> Any:
-    pd = _pandas()
+    import pandas as pd
+
     try:
         return pd.read_parquet(path, engine="pyarrow")
     except ImportError as error:
@@ -86,19 +85,17 @@ def _table(frame: Any, path: Path, config: DataConfig) -> tuple[Part, tuple[str,
     frame = frame.rename(columns=str)
     if not len(frame):
         raise DataError(f"{path} has a header but no rows; fill it or remove it.")
-    used = [(config.label, "label")]
-    if config.client_column is not None:
-        used.append((config.client_column, "client_column"))
-    for column, key in used:
+    keys = {"label": config.label, "client_column": config.client_column}
+    used = {key: column for key, column in keys.items() if column is not None}
+    for key, column in used.items():
         if column not in frame.columns:
             raise DataError(f'{path} has no column "{column}" (data.{key}).{nearest(column, frame.columns)}')
         _refuse_missing(frame[column], path)
-    features = frame.drop(columns=[column for column, _ in used])
+    features = frame.drop(columns=list(used.values()))
     if features.shape[1] == 0:
         raise DataError(f"{path} has no feature columns beside {config.label}; add the columns to learn from.")
-    groups = None
-    if config.client_column is not None:
-        groups = frame[config.client_column].astype(str).to_numpy(dtype=str)
+    named = config.client_column
+    groups = None if named is None else frame[named].astype(str).to_numpy(dtype=str)
     x = as_examples(_numbers(features, path, config), str(path), config.shape)
     labels = _labels(frame[config.label])
     return check_part(x, labels, f"{path} (column {config.label})"), tuple(features.columns), groups
@@ -111,7 +108,8 @@ def _refuse_missing(column: Any, path: Path) -> None:
 
 
 def _numbers(features: Any, path: Path, config: DataConfig) -> np.ndarray:
-    pd = _pandas()
+    import pandas as pd
+
     for name in features.columns:
         column = features[name]
         _refuse_missing(column, path)
@@ -125,18 +123,8 @@ def _numbers(features: Any, path: Path, config: DataConfig) -> np.ndarray:
 
 
 def _labels(column: Any) -> np.ndarray:
-    pd = _pandas()
-    if pd.api.types.is_bool_dtype(column):
+    from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
+
+    if is_bool_dtype(column) or not is_numeric_dtype(column):
         return column.astype(str).to_numpy(dtype=str)
-    if pd.api.types.is_integer_dtype(column):
-        return column.to_numpy(dtype=np.int64)
-    if pd.api.types.is_numeric_dtype(column):
-        return column.to_numpy(dtype=np.float64)
-    return column.astype(str).to_numpy(dtype=str)
-
-
-def _pandas() -> Any:
-    """pandas, imported when a table is read: it takes a while, and most runs need none."""
-    import pandas
-
-    return pandas
+    return column.to_numpy(dtype=np.int64 if is_integer_dtype(column) else np.float64)
