@@ -11,22 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-<<<<<<< HEAD
-from fedsynth.audit.task_trials import (
-    clipped_trial,
-    count_trials,
-    dpsgd_trial,
-    means_trials,
-    own_gan_trials,
-    statistics_trial,
-    statistics_trials,
-    visit_trials,
-)
-from fedsynth.audit.trials import Finding, put_to_the_test
-from fedsynth.components import protected_updates
-from fedsynth.components.class_counts import counts_guarantee
-from fedsynth.components.protected_updates import ClippedUpdates, DpSgdUpdates
-=======
 from fedsynth.audit.statistics_trials import count_trials, means_trials, statistics_trial, statistics_trials
 from fedsynth.audit.training_trials import clipped_trial, dpsgd_trial, own_gan_trials, visit_trials
 from fedsynth.audit.trials import Finding, run_trial
@@ -35,18 +19,13 @@ from fedsynth.components.class_counts import count_classes, counts_guarantee
 from fedsynth.components.local_training import train
 from fedsynth.components.protected_updates import ClippedUpdates, DpSgdUpdates
 from fedsynth.components.secure_updates import train_masked
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Reply, leaves, task
 from fedsynth.federation.trials import Trial
-<<<<<<< HEAD
-from fedsynth.methods.feddpms import FedDpmsConfig
-=======
 from fedsynth.methods.feddpms.clients import share_statistics, train_augmented
 from fedsynth.methods.feddpms.settings import FedDpmsConfig
 from fedsynth.methods.gandalf.clients import train_gan_visit
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
 from fedsynth.methods.gandalf.settings import GandalfConfig
 from fedsynth.methods.pfl_gan.client_gans import train_own_gan
 from fedsynth.privacy import (
@@ -70,27 +49,16 @@ CLASSES = 4
 PICTURES = Schema((1, 8, 8), CLASSES)
 
 
-<<<<<<< HEAD
-DP_SGD = DpSgdUpdates(clip=0.5, delta=DELTA, noise=0.7, target=None, trainings=1)
-CLIPPED = ClippedUpdates(clip=0.5, delta=DELTA, noise=1.4)
-=======
 PRIVATE = DpSgdUpdates(clip=0.5, delta=DELTA, noise=0.7, target=None, trainings=1)
 AT_CLIENT = ClippedUpdates(clip=0.5, delta=DELTA, noise=1.4, noise_at="client")
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
 AT_SERVER = ClippedUpdates(clip=0.5, delta=DELTA, noise=0.7, noise_at="server")
 STEPS = Guarantee(mechanism="DP-SGD", events=(SampledGaussianEvent(rate=0.3, noise=0.7, steps=5),))
 COUNTS = GandalfConfig(counts_epsilon=6.0)
 COUNTED = counts_guarantee(DiscreteGaussianEvent(sigma=math.sqrt(discrete_gaussian_variance(6.0, DELTA))))
 TRIALS: dict[str, Callable[[], Trial]] = {
-<<<<<<< HEAD
-    "dp-sgd": lambda: dpsgd_trial(DP_SGD, 0.7, CLASSES, sampled=False),
-    "dp-sgd, sampled": lambda: dpsgd_trial(DP_SGD, 0.7, CLASSES, sampled=True),
-    "clipped": lambda: clipped_trial(CLIPPED, CLASSES, (GaussianEvent(mu=2 / 1.4),)),
-=======
     "dp-sgd": lambda: dpsgd_trial(PRIVATE, 0.7, CLASSES, sampled=False),
     "dp-sgd, sampled": lambda: dpsgd_trial(PRIVATE, 0.7, CLASSES, sampled=True),
     "clipped": lambda: clipped_trial(AT_CLIENT, CLASSES, (GaussianEvent(mu=2 / 1.4),)),
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
     "clipped, server": lambda: clipped_trial(AT_SERVER, CLASSES, (GaussianEvent(mu=1 / 0.7),)),
     "gan visit": lambda: visit_trials(STEPS, None, PICTURES)[0],
     "gan visit, others": lambda: visit_trials(STEPS, None, PICTURES)[1],
@@ -132,11 +100,7 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, added, drawn = dpsgd.noisy_sum, protected_updates.add_gaussian, discrete.discrete_gaussian
     for module in (dpsgd, gan_private):
         monkeypatch.setattr(module, "noisy_sum", lambda total, std, rng: whole(total, std / 2, rng))
-<<<<<<< HEAD
-    for module in (protected_updates, latent_statistics):
-=======
     for module in (protection, latent_statistics):
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
         monkeypatch.setattr(module, "add_gaussian", lambda x, std, rng: added(x, std / 2, rng))
     monkeypatch.setattr(discrete, "discrete_gaussian", lambda variance, rng: drawn(variance / 4, rng))
 
@@ -169,13 +133,8 @@ def test_a_clip_that_is_skipped_for_one_class_is_refuted_whichever_it_is(
 
     monkeypatch.setattr(dpsgd, "clip_rows", rows)
     monkeypatch.setattr(gan_private, "clip_rows", rows)
-<<<<<<< HEAD
-    monkeypatch.setattr(protected_updates, "clip_weights", update)
-    assert judged(name).refuted
-=======
     monkeypatch.setattr(protection, "clip_weights", update)
     assert evaluated(name).refuted
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-sgd, sampled", "clipped", "gan visit", "statistics"])
@@ -196,11 +155,7 @@ def test_a_centre_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> N
         return torch.cat([x[:, :8], noisy[:, 8:]], 1)
 
     monkeypatch.setattr(latent_statistics, "add_gaussian", but_for_the_sums)
-<<<<<<< HEAD
-    assert judged("statistics").refuted
-=======
     assert evaluated("statistics").refuted
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
 
 
 def test_latents_that_are_dealt_by_position_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,21 +218,8 @@ def at_raw_images(client: Client) -> Summed:
 
 
 def test_every_task_of_ours_that_claims_something_declares_a_trial() -> None:
-<<<<<<< HEAD
-    declared = {each.name for each in all_tasks() if each.make_trials is not None}
-    assert declared >= {
-        "local_training.train",
-        "secure_updates.train_masked",
-        "gandalf.clients.train_gan_visit",
-        "pfl_gan.client_gans.train_own_gan",
-        "feddpms.clients.share_statistics",
-        "class_counts.count_classes",
-        "feddpms.clients.train_augmented",
-    }
-=======
     ours = [train, train_masked, train_gan_visit, train_own_gan, share_statistics, count_classes, train_augmented]
     assert not [each.name for each in ours if each.make_trials is None]
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
     assert at_raw_images.make_trials is None
 
 

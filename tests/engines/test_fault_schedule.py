@@ -6,10 +6,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-<<<<<<< HEAD
-from fedsynth.components.local_training import TrainRequest, train
-=======
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
 from fedsynth.components.settings import TrainConfig
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.federation import Client, Policy, QuorumError, Reply, State, leaves, task
@@ -248,16 +244,9 @@ def test_byzantine_clients_send_other_numbers_and_the_honest_do_not(federate, li
 def test_a_liar_sends_noise_of_the_right_shapes_and_the_others_the_truth(federate, where):
     method, spec = find_method("fedavg"), ModelSpec(name="mlp", hidden=(4,))
     cfg = method.config(train=TrainConfig(rounds=1, local_epochs=1), model=spec)
-<<<<<<< HEAD
-    honest = federate()
-    asked = {"model": honest.initial_weights(spec), "request": TrainRequest(spec=spec, training=cfg.train.local(1))}
-    true = honest.broadcast(train, **asked)
-    lied = federate(faults=FaultConfig(liars=["1"]), **where).broadcast(train, **asked)
-=======
     request = {"model": federate().initial_weights(spec), "spec": spec, "training": cfg.train.local(1)}
     true = federate().broadcast(train, **request)
     lied = federate(faults=FaultConfig(liars=["1"]), **where).broadcast(train, **request)
->>>>>>> d7988c304835c2385275b2f264c464284fc9d9cd
     for client in "023":
         assert all(torch.equal(entry, true[client].model[name]) for name, entry in lied[client].model.items())
     assert lied["1"].examples == true["1"].examples
