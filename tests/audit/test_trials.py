@@ -97,7 +97,7 @@ def test_a_trial_looks_where_it_would_be_seen(name: str) -> None:
 
 def halved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the noise, everywhere."""
-    whole, added, drawn = dpsgd.noisy_sum, protected_updates.add_gaussian, discrete.discrete_gaussian
+    whole, added, drawn = dpsgd.noisy_sum, protection.add_gaussian, discrete.discrete_gaussian
     for module in (dpsgd, gan_private):
         monkeypatch.setattr(module, "noisy_sum", lambda total, std, rng: whole(total, std / 2, rng))
     for module in (protection, latent_statistics):
@@ -117,7 +117,7 @@ def test_a_clip_that_is_skipped_for_one_class_is_refuted_whichever_it_is(
     name: str, broken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gradient of that class is left as it is: the row of its class in the head tells which."""
-    clip, clip_update = dpsgd.clip_rows, protected_updates.clip_weights
+    clip, clip_update = dpsgd.clip_rows, protection.clip_weights
 
     def rows(x: torch.Tensor, norm: float) -> torch.Tensor:
         flat = x.reshape(len(x), -1)
