@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedsynth.methods.feddpms.latent_release import Calibration
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
