@@ -19,7 +19,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedsynth
-from fedsynth.audit.trials import put_to_the_test
+from fedsynth.audit.trials import run_trial
 from fedsynth.cli.app import app
 from fedsynth.data.dataset import Schema
 from fedsynth.experiment.config import make_experiment
@@ -235,6 +235,6 @@ def test_the_trial_that_is_shown_tests_its_mechanism() -> None:
     exec(compile(code, "docs/audit.md", "exec"), names)
     guarantee = Guarantee(mechanism="noise", events=(GaussianEvent(mu=1 / 2),))
     [trial] = names["add_up"].make_trials(guarantee, None, Schema((1,), 3))
-    assert not put_to_the_test(trial, 200, 1e-5, 0.95, np.random.default_rng(0)).refuted
+    assert not run_trial(trial, 200, 1e-5, 0.95, np.random.default_rng(0)).refuted
     broken = replace(trial, events=(GaussianEvent(mu=1 / 20),))
-    assert put_to_the_test(broken, 600, 1e-5, 0.95, np.random.default_rng(0)).refuted
+    assert run_trial(broken, 600, 1e-5, 0.95, np.random.default_rng(0)).refuted
