@@ -17,7 +17,7 @@ from harness import Part, Table, main
 
 LA: Table = {"objective": "logit_adjusted"}
 SMOOTH: Table = {"objective": {"name": "logit_adjusted", "smoothing": 10.0}}
-POINTS: Table = {"after": "interior_points"}
+POINTS: Table = {"post_aggregation": "interior_points"}
 DYN: Table = {"objective": "dynamic", "aggregator": "feddyn"}
 GANDALF: Table = {"name": "gandalf"}
 FEWER: Table = {**GANDALF, "tau": 0.3}

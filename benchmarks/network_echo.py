@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from fedsynth.components.loop import start_weights
 from fedsynth.components.settings import MethodConfig
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
 
@@ -41,4 +40,4 @@ def network_echo(fed: Federation, cfg: EchoConfig) -> Outcome:
         payload = fed.rng("payload").integers(256, size=cfg.megabytes[index - 1] * MEGABYTE, dtype=np.uint8)
         replies = fed.broadcast(send_back, payload=payload)
         assert all((reply.payload == payload).all() for reply in replies.values())
-    return Outcome(start_weights(fed.seed, cfg.model, fed.schema))
+    return Outcome(fed.initial_weights(cfg.model))

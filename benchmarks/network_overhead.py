@@ -42,7 +42,7 @@ COUNTED: dict[str, Table] = {
     "fed_zdas": {"model": NORMED, "method": {"steps": 2, "per_class": 2}},
     "agg_enhance": {"model": NORMED, "method": {"steps": 2, "tune_epochs": 1}},
     "gandalf": {"method": {**GAN, "visit_steps": 2}},
-    "pfl_gan": {"method": {**GAN, "refined_steps": 2, "made_per_class": 4, "encoder_steps": 2, "encoder_latent": 8}},
+    "pfl_gan": {"method": {**GAN, "refined_steps": 2, "samples_per_class": 4, "encoder_steps": 2, "encoder_latent": 8}},
 }
 """Small settings that leave the number of asks as it is."""
 
@@ -68,7 +68,7 @@ def measured(folder: Path, sizes: Sequence[int], repeats: int) -> list[Table]:
             }
         )
         run_experiment(experiment, progress=False)
-    asks = [end - start for task, _, start, end in asked(folder / "runs" / "echo") if task == "send_back"]
+    asks = [end - start for task, _, start, end in asked(folder / "runs" / "echo") if task == "network_echo.send_back"]
     rows = []
     for place, size in enumerate(sizes):
         seconds = asks[place * (repeats + 1) + 1 : (place + 1) * (repeats + 1)]

@@ -28,7 +28,7 @@ from pathlib import Path
 from harness import Part, Table, main, save, spread
 
 TINY = bool(os.environ.get("FEDSYNTH_TINY"))
-SMALL = {"gan_steps": 10, "made_per_class": 10, "encoder_steps": 10} if TINY else {}
+SMALL = {"gan_steps": 10, "samples_per_class": 10, "encoder_steps": 10} if TINY else {}
 PFL = {"name": "pfl_gan", **SMALL, **({"refined_steps": 10} if TINY else {})}
 GROUPS = {"name": "cluster_fedavg", **SMALL}
 MODEL = {"name": "pfl_cnn", "channels": [16, 32], "hidden": [64]}
@@ -51,8 +51,8 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg": GROUPS,
     "cluster_fedavg, 2-means": {**GROUPS, "threshold": "2-means"},
     "cluster_fedavg, logit adjustment": {**GROUPS, "objective": "logit_adjusted"},
-    "cluster_fedavg, made images beside": {**GROUPS, "beside": "made"},
-    "cluster_fedavg, made images beside, BatchNorm": {**GROUPS, "beside": "made"},
+    "cluster_fedavg, made images beside": {**GROUPS, "top_up": True},
+    "cluster_fedavg, made images beside, BatchNorm": {**GROUPS, "top_up": True},
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},

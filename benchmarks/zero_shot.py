@@ -36,12 +36,15 @@ ZDA: dict[str, Table] = {
 FEW = ("ZDAC, statistics of all", "ZDAS, statistics of all", "ZDAC, noise", "ZDAS, real", "logit adjustment")
 """Rows with one seed."""
 ZDA_SHORT = {name: ZDA[name] for name in ("fedavg", "ZDAC", "ZDAS")}
-POINTS = {"after": "interior_points"}
+POINTS = {"post_aggregation": "interior_points"}
 AGG: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
     "fedavg, enhanced": {"name": "fedavg", **POINTS},
-    "fedavg, enhanced as published": {"name": "fedavg", "after": {"name": "interior_points", "form": "published"}},
-    "fedavg, noise": {"name": "fedavg", "after": {"name": "interior_points", "points": "noise"}},
+    "fedavg, enhanced as published": {
+        "name": "fedavg",
+        "post_aggregation": {"name": "interior_points", "form": "published"},
+    },
+    "fedavg, noise": {"name": "fedavg", "post_aggregation": {"name": "interior_points", "points": "noise"}},
     "fedprox": {"name": "fedprox", "mu": 0.1},
     "fedprox, enhanced": {"name": "fedprox", "mu": 0.1, **POINTS},
     "trimmed mean": {"name": "trimmed_mean"},

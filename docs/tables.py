@@ -18,7 +18,7 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
 import fedsynth.methods  # noqa: F401  (registers the methods)
-from fedsynth.components.slots import AfterAggregate, Aggregator, LocalData, LocalRule, ServerOptimizer, SlotValue
+from fedsynth.components.slots import Aggregator, LocalData, LocalObjective, PostAggregation, ServerOptimizer, SlotValue
 from fedsynth.data.partition import PARTITIONERS, PartitionConfig
 from fedsynth.experiment.config import SECTIONS, Experiment
 from fedsynth.federation.methods import all_methods, find_method
@@ -26,10 +26,10 @@ from fedsynth.federation.methods import all_methods, find_method
 DOCS = Path(__file__).parent
 BLOCK = re.compile(r"(<!-- table: (?P<what>[^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 SLOTS: dict[str, type[SlotValue]] = {
-    "objective": LocalRule,
+    "objective": LocalObjective,
     "aggregator": Aggregator,
     "server": ServerOptimizer,
-    "after": AfterAggregate,
+    "post_aggregation": PostAggregation,
     "local_data": LocalData,
 }
 COLUMNS = {
