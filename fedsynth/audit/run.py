@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, cast
 
 from safetensors.torch import load_file
-from torch import Tensor
 
 import fedsynth.audit.statistics_trials
 import fedsynth.audit.training_trials  # noqa: F401  (both declare the trials of the package's own tasks)
@@ -47,37 +45,24 @@ OTHER_CODE = "The run was made by other code than what is installed here, and wh
 Say = Callable[[str], None]
 
 
-class Verdict(TypedDict):
-    """What testing a claim gave: a lower bound of ε against the claimed one, or why there is none."""
+@dataclass(frozen=True)
+class AuditRow:
+    """A row of the ledger, and what testing its claim gave: a lower bound of ε against the claimed one, or why not."""
 
+    row: LedgerRow
     verdict: str
     audit: str
-    releases: int
-    claimed: float | None
-    lower_bound: float | None
-    confidence: float | None
-    runs: int
-    refuted: bool
+    releases: int = 0
+    claimed: float | None = None
+    lower_bound: float | None = None
+    confidence: float | None = None
+    runs: int = 0
+    refuted: bool = False
 
-
-class AuditRow(Verdict):
-    """A release, what is proven about it (of the client with the largest ε), and what testing that gave."""
-
-    release: str
-    task: str
-    what: str
-    evaluation: bool
-    times: int
-    mechanism: str
-    unit: str
-    adjacency: str
-    epsilon: float | None
-    delta: float | None
-    against: str
-    proven: str
-    covered: str
-    not_covered: str
-    client: str
+    def as_dict(self) -> dict[str, object]:
+        """JSON-ready: the release, what is proven about it (of the client with the largest ε), and the verdict."""
+        kept = self.row.model_dump(exclude={"kind", "field", "claimed", "clients"})
+        return {**kept, "client": self.row.clients[0], **{k: v for k, v in vars(self).items() if k != "row"}}
 
 
 @dataclass(frozen=True)
@@ -92,12 +77,12 @@ class Audit:
     @property
     def refuted(self) -> list[str]:
         """The releases whose claim does not hold."""
-        return [row["release"] for row in self.rows if row["refuted"]]
+        return [row.row.release for row in self.rows if row.refuted]
 
     def as_dict(self) -> dict[str, object]:
         """JSON-ready."""
         return {
-            "rows": self.rows,
+            "rows": [row.as_dict() for row in self.rows],
             "membership": [attack.row() for attack in self.attacks],
             "closest_record": self.screen,
             "skipped": self.skipped,
@@ -170,18 +155,19 @@ class _Releases:
             key = (row.release, row.unit, row.adjacency)
             if row.kind == "release" and row.cost >= worst.get(key, row).cost:
                 worst[key] = row
-        return [_audit_row(row, verdict) for row in worst.values() for verdict in self._verdicts(row)]
+        return [tested for row in worst.values() for tested in self._test_row(row)]
 
-    def _verdicts(self, row: LedgerRow) -> list[Verdict]:
+    def _test_row(self, row: LedgerRow) -> list[AuditRow]:
         given = self.guarantees.get(row.release, [])
-        if not any(g.proven for g in given):
+        proven = [g for g in given if g.proven]
+        if not proven:
             trials = self._trials(row.task, given[0]) if given and given[0].claimed else []
-            return [self._test(trial, row.what) for trial in trials] or [_untested(NOTHING_CLAIMED)]
-        guarantee = max((g for g in given if g.proven), key=lambda g: epsilon_bound(g.events, self.delta))
+            return [self._test(trial, row) for trial in trials] or [AuditRow(row, NOTHING_CLAIMED, NOTHING_CLAIMED)]
+        guarantee = max(proven, key=lambda g: epsilon_bound(g.events, self.delta))
         if guarantee.free:
-            return [_untested(CONSTANT)]
+            return [AuditRow(row, CONSTANT, CONSTANT)]
         trials = self._trials(row.task, guarantee)
-        return [self._test(trial, row.what) for trial in trials] or [_untested(NO_TRIAL)]
+        return [self._test(trial, row) for trial in trials] or [AuditRow(row, "not tested", NO_TRIAL)]
 
     def _trials(self, task: str, guarantee: Guarantee) -> Sequence[Trial]:
         """What the task that ran declares about itself; nothing where it is not installed here."""
@@ -191,38 +177,21 @@ class _Releases:
             return []
         return [] if make is None else make(guarantee, self.cfg, self.schema)
 
-    def _test(self, trial: Trial, what: str) -> Verdict:
-        self.say(f"neighbouring data sets: {what} ({trial.how})")
+    def _test(self, trial: Trial, row: LedgerRow) -> AuditRow:
+        self.say(f"neighbouring data sets: {row.what} ({trial.how})")
         rng = generator(self.seed, "audit", trial.how)
         found = run_trial(trial, self.runs, self.delta, self.confidence, rng)
-        return {
-            "verdict": "refuted" if found.refuted else "not refuted",
-            "audit": trial.how,
-            "releases": trial.rounds,
-            "claimed": found.claim.get(self.delta),
-            "lower_bound": found.bound.epsilon,
-            "confidence": found.bound.confidence,
-            "runs": self.runs,
-            "refuted": found.refuted,
-        }
-
-
-def _untested(why: str) -> Verdict:
-    return {
-        "verdict": "not tested" if why == NO_TRIAL else why,
-        "audit": why,
-        "releases": 0,
-        "claimed": None,
-        "lower_bound": None,
-        "confidence": None,
-        "runs": 0,
-        "refuted": False,
-    }
-
-
-def _audit_row(row: LedgerRow, verdict: Verdict) -> AuditRow:
-    kept = row.model_dump(exclude={"kind", "field", "claimed", "clients"})
-    return cast(AuditRow, {**kept, "client": row.clients[0], **verdict})
+        return AuditRow(
+            row,
+            verdict="refuted" if found.refuted else "not refuted",
+            audit=trial.how,
+            releases=trial.rounds,
+            claimed=found.claim.get(self.delta),
+            lower_bound=found.bound.epsilon,
+            confidence=found.bound.confidence,
+            runs=self.runs,
+            refuted=found.refuted,
+        )
 
 
 # -- attacks --------------------------------------------------------------------------------------------------------
@@ -238,12 +207,12 @@ def _attacks(
     if min(len(members[1]), len(others[1])) < 2:
         return [], None, ["Membership inference: the clients have no validation and test parts to compare with."]
     attacks, skipped, screen = [], list[str](), None
-    weights = _weights(run.path)
-    if weights is None:
-        skipped.append("Membership inference on the model: the run has no whole global model.")
-    else:
+    model = run.path / "model.safetensors"
+    if model.is_file():
         say("membership inference on the final model")
-        attacks += attack_model(weights, experiment.model_spec, data, members, others, confidence)
+        attacks += attack_model(load_file(model), experiment.model_spec, data, members, others, confidence)
+    else:
+        skipped.append("Membership inference on the model: the run has no whole global model.")
     images = synthetic_images(run.path, tuple(data.schema.shape))
     if len(images):
         say("membership inference on synthetic images")
@@ -252,8 +221,3 @@ def _attacks(
     else:
         skipped.append("Membership inference on synthetic images: the run kept none.")
     return attacks, screen, skipped
-
-
-def _weights(folder: Path) -> dict[str, Tensor] | None:
-    file = folder / "model.safetensors"
-    return dict(load_file(file)) if file.is_file() else None

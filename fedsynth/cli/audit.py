@@ -47,39 +47,40 @@ def _print_audit(done: Audit) -> None:
 
     columns = ("released", "unit, neighbours, against", "proven", "covered", "not covered", "audit")
     table = Table(*columns, box=box.HORIZONTALS, show_lines=True)
-    for row in done.rows:
-        scope = f"{row['unit']}, {row['adjacency']}, {row['against']}" if row["unit"] else "–"
-        proven = f"ε = {say_number(row['epsilon'])}, δ = {row['delta']:g}" if row["epsilon"] is not None else "none"
-        table.add_row(row["what"], scope, proven, row["covered"] or "–", row["not_covered"] or "–", _tested(row))
+    for tested in done.rows:
+        row = tested.row
+        scope = f"{row.unit}, {row.adjacency}, {row.against}" if row.unit else "–"
+        proven = f"ε = {say_number(row.epsilon)}, δ = {row.delta:g}" if row.epsilon is not None else "none"
+        table.add_row(row.what, scope, proven, row.covered or "–", row.not_covered or "–", _tested(tested))
     out.print(table)
     attacked = [_attacked(attack) for attack in done.attacks]
     screened = [_screened(done.screen)] if done.screen else []
-    refuted = [_refuted(row) for row in done.rows if row["refuted"]]
+    refuted = [_refuted(row) for row in done.rows if row.refuted]
     for line in (*attacked, *screened, *done.skipped, *refuted, NEVER_PROVES):
         print_line(line)
 
 
 def _tested(row: AuditRow) -> str:
-    if row["lower_bound"] is None:
-        return str(row["audit"])
-    claimed = f"; {row['claimed']:.3g} claimed for {_releases(row)}" if row["claimed"] is not None else ""
-    verdict = "REFUTED" if row["refuted"] else "not refuted"
-    how = f"{row['confidence']:.0%} confidence, {row['runs']} runs on each data set: {row['audit']}"
-    return f"{verdict}: ε ≥ {row['lower_bound']:.2f}{claimed} ({how})"
+    if row.lower_bound is None:
+        return row.audit
+    claimed = f"; {row.claimed:.3g} claimed for {_releases(row)}" if row.claimed is not None else ""
+    verdict = "REFUTED" if row.refuted else "not refuted"
+    how = f"{row.confidence:.0%} confidence, {row.runs} runs on each data set: {row.audit}"
+    return f"{verdict}: ε ≥ {row.lower_bound:.2f}{claimed} ({how})"
 
 
 def _refuted(row: AuditRow) -> str:
-    assert row["lower_bound"] is not None
-    assert row["claimed"] is not None
-    if row["lower_bound"] > row["claimed"]:
-        found = f"it is at least {row['lower_bound']:.3g}"
+    assert row.lower_bound is not None
+    assert row.claimed is not None
+    if row.lower_bound > row.claimed:
+        found = f"it is at least {row.lower_bound:.3g}"
     else:
         found = "then the two data sets could not be told apart so well"
-    return f"REFUTED: ε = {row['claimed']:.3g} is claimed for {_releases(row)} of {row['release']}; {found}."
+    return f"REFUTED: ε = {row.claimed:.3g} is claimed for {_releases(row)} of {row.row.release}; {found}."
 
 
 def _releases(row: AuditRow) -> str:
-    return "one release" if row["releases"] == 1 else f"{row['releases']} releases"
+    return "one release" if row.releases == 1 else f"{row.releases} releases"
 
 
 def _attacked(attack: Attack) -> str:

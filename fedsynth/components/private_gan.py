@@ -9,8 +9,7 @@ from torch import Tensor
 from fedsynth.federation import Client
 from fedsynth.privacy import Guarantee
 from fedsynth.privacy.dpsgd import DpSgdNoise, dp_rate
-from fedsynth.privacy.guarantee import SampledGaussianEvent
-from fedsynth.privacy.words import NUMBER_PUBLIC
+from fedsynth.privacy.guarantee import NUMBER_PUBLIC, SampledGaussianEvent
 from fedsynth.synthesis.gan import Gan, TrainingImages
 from fedsynth.synthesis.gan_private import train_gan_private
 from fedsynth.synthesis.gan_training import GanTraining

@@ -42,9 +42,8 @@ from fedsynth.privacy import (
 )
 from fedsynth.privacy.config import LARGEST, SMALLEST
 from fedsynth.privacy.dpsgd import DpSgdTraining, check_model, dp_fit, dp_rate, dp_steps
-from fedsynth.privacy.guarantee import constant_guarantee
+from fedsynth.privacy.guarantee import EVERY_UPDATE, NUMBER_PUBLIC, constant_guarantee
 from fedsynth.privacy.mechanisms import add_gaussian, clip_weights
-from fedsynth.privacy.words import EVERY_UPDATE, NUMBER_PUBLIC
 
 if TYPE_CHECKING:
     from fedsynth.components.loop import Loop

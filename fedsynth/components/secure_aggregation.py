@@ -26,7 +26,7 @@ from fedsynth.components.slots import SecureSettings
 from fedsynth.federation import Client, Federation, QuorumError, Replies, Reply, leaves, task
 from fedsynth.federation.tasks import Task
 from fedsynth.privacy import Guarantee, PureEvent
-from fedsynth.privacy.guarantee import Scope
+from fedsynth.privacy.guarantee import EVERY_UPDATE, MASKED, Scope
 from fedsynth.privacy.secure_sum import (
     FEWEST,
     PublicKeys,
@@ -43,7 +43,6 @@ from fedsynth.privacy.secure_sum import (
     unmask,
 )
 from fedsynth.privacy.secure_sum import mask as under_masks
-from fedsynth.privacy.words import EVERY_UPDATE, MASKED
 
 KEPT = "secure sum"  # in the private state: the secrets of the sum that is under way
 Values = NDArray[np.float64]

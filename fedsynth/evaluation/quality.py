@@ -1,4 +1,6 @@
-"""How good synthetic examples are, judged by things that had no part in making them."""
+"""How good synthetic examples are, evaluated by what had no part in synthesis, and how they lie among real ones:
+do they cover them, vary as much, or sit too close to single records?
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from fedsynth.seeding import generator
 
 ORACLE = LocalTraining(epochs=6, batch_size=64, lr=1e-3, optimizer="adam")
 ALONE = LocalTraining(epochs=15, batch_size=32, lr=1e-3, optimizer="adam")
+NEIGHBOURS = 5
 
 
 def train_oracle(
@@ -23,11 +26,6 @@ def train_oracle(
     return model.eval()
 
 
-def oracle_agreement(oracle: nn.Module, images: Tensor, labels: Tensor, classes: int) -> Tally:
-    """How often the oracle sees the class that an image was made for: `.accuracy` and `.per_class()`."""
-    return evaluate(oracle, images, labels, classes)
-
-
 def trained_on_these_only(
     spec: ModelSpec,
     images: Tensor,
@@ -37,7 +35,7 @@ def trained_on_these_only(
     seed: int = 0,
     training: LocalTraining = ALONE,
 ) -> Tally:
-    """A fresh classifier that learns from these examples alone, judged on real ones."""
+    """A fresh classifier that learns from these examples alone, evaluated on real ones."""
     model = build_model(spec, tuple(images.shape[1:]), classes, seed=seed)
     fit(model, images, labels, training, generator(seed, "trained on these only"))
     return evaluate(model, *test, classes)
@@ -57,3 +55,40 @@ def features_of(model: Classifier, x: Tensor, batch_size: int = 512) -> Tensor:
     model.eval()
     with torch.no_grad():
         return torch.cat([model.body(batch) for batch in x.split(batch_size)])
+
+
+def coverage(real: Tensor, synthetic: Tensor, neighbours: int = NEIGHBOURS) -> float:
+    """The share of real examples with a synthetic one nearer than their k-th real neighbour (Naeem et al. 2020)."""
+    if len(real) <= neighbours or not len(synthetic):
+        return float("nan")
+    among = torch.cdist(real.flatten(1).double(), real.flatten(1).double())
+    radius = among.kthvalue(neighbours + 1, dim=1).values  # the first is the example itself
+    nearest = torch.cdist(real.flatten(1).double(), synthetic.flatten(1).double()).min(1).values
+    return float((nearest <= radius).double().mean())
+
+
+def diversity(real: Tensor, synthetic: Tensor) -> float:
+    """The mean distance between two synthetic examples as a share of that between two real ones; 0: all the same."""
+    spread = _mean_distance(real)
+    return _mean_distance(synthetic) / spread if spread > 0 else float("nan")
+
+
+def _mean_distance(rows: Tensor) -> float:
+    if len(rows) < 2:
+        return float("nan")
+    return float(torch.pdist(rows.flatten(1).double()).mean())
+
+
+def closer_to_training(synthetic: Tensor, training: Tensor, holdout: Tensor) -> float:
+    """The share of synthetic examples nearer to a training record than to a held-out one; ties count half.
+
+    Training and holdout must be similar and equally many: about a half is then what no copying gives. It is a screen: a
+    share far above a half is a warning, a half proves nothing.
+    """
+    if len(training) != len(holdout):
+        raise ValueError(f"{len(training)} training and {len(holdout)} held-out records: there must be equally many")
+    flat = synthetic.flatten(1).double()
+    to_training = torch.cdist(flat, training.flatten(1).double()).min(1).values
+    to_holdout = torch.cdist(flat, holdout.flatten(1).double()).min(1).values
+    nearer = (to_training < to_holdout).double() + 0.5 * (to_training == to_holdout).double()
+    return float(nearer.mean())

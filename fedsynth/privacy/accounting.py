@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scipy.optimize import brentq
 
@@ -27,9 +27,6 @@ from fedsynth.privacy.guarantee import (
     SampledGaussianEvent,
 )
 
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
 LARGEST_EXACT = 60.0  # beyond this ε a loss distribution takes many seconds and gigabytes
 SMALLEST_NOISE, LARGEST_NOISE = 0.05, 1e4
 SMALLEST_MU = 1e-9
@@ -38,7 +35,6 @@ FINEST, COARSEST = 1e-4, 1e-3  # steps of a loss distribution
 
 Events = Iterable[Event] | Mapping[Event, int]
 Counted = tuple[tuple[Event, int], ...]
-
 
 SMALLEST_RATE = 1e-12  # of sampling; smaller ones are counted as this
 
@@ -53,33 +49,31 @@ def epsilon_bound(events: Events, delta: float) -> float:
     return _bound(_counted(events), delta)
 
 
+@functools.lru_cache(maxsize=4096)
 def sampled_gaussian_noise(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """The smallest noise multiplier with which `steps` on Poisson samples cost no more than ε at this δ."""
+    """The smallest noise multiplier with which `steps` on Poisson samples cost no more than ε at this δ.
+
+    Bracketed by the quick bound, then a search with exact costs; the safe end of what is left.
+    """
     if epsilon <= 0:
         raise ConfigError(f"epsilon = {epsilon} cannot be used: it must be more than 0.")
-    return _noise(epsilon, delta, rate, steps)
-
-
-@functools.lru_cache(maxsize=4096)
-def _noise(wanted: float, delta: float, rate: float, steps: int) -> float:
-    """Bracketed by the quick bound, then a search with exact costs; the safe end of what is left."""
 
     def cost(noise: float, measure: Callable[[Counted, float], float] = _epsilon) -> float:
         return measure(_counted([SampledGaussianEvent(rate=rate, noise=noise, steps=steps)]), delta)
 
     high = SMALLEST_NOISE
-    while cost(high, _bound) > wanted:
+    while cost(high, _bound) > epsilon:
         high *= 1.5
         if high > LARGEST_NOISE:
-            raise ConfigError(f"epsilon = {wanted} needs a noise multiplier above {LARGEST_NOISE:g} at {steps} steps.")
+            raise ConfigError(f"epsilon = {epsilon} needs a noise multiplier above {LARGEST_NOISE:g} at {steps} steps.")
     low = high
-    while low > SMALLEST_NOISE and cost(low) <= wanted:
+    while low > SMALLEST_NOISE and cost(low) <= epsilon:
         low /= 1.5
     if low <= SMALLEST_NOISE:
         return SMALLEST_NOISE
-    found = brentq(lambda log: cost(math.exp(log)) - wanted, math.log(low), math.log(high), xtol=NOISE_TOLERANCE)
+    found = brentq(lambda log: cost(math.exp(log)) - epsilon, math.log(low), math.log(high), xtol=NOISE_TOLERANCE)
     noise = math.exp(found)
-    while cost(noise) > wanted:
+    while cost(noise) > epsilon:
         noise *= 1 + NOISE_TOLERANCE
     return noise
 
@@ -193,25 +187,22 @@ def _step(events: Counted, bound: float) -> float:
     return max(FINEST, min(COARSEST, bound / 1000, math.sqrt(2e-5 / most)))
 
 
-def _losses(event: Event, times: int, step: float) -> PrivacyLossDistribution:
+def _losses(event: Event, times: int, step: float) -> Any:
     """The privacy loss distribution of an event that happened so many times."""
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    finely: dict[str, float] = {"value_discretization_interval": step}
     match event:
         case GaussianEvent(mu=mu):
-            return pld.from_gaussian_mechanism(1 / (mu * math.sqrt(times)), value_discretization_interval=step)
+            return pld.from_gaussian_mechanism(1 / (mu * math.sqrt(times)), **finely)
         case SampledGaussianEvent(rate=rate, noise=noise):
             # Rounded up, which costs a little more: the library divides by the rate, and fails on tiny ones.
-            return pld.from_gaussian_mechanism(
-                noise, sampling_prob=max(rate, SMALLEST_RATE), value_discretization_interval=step
-            ).self_compose(times)
+            one = pld.from_gaussian_mechanism(noise, sampling_prob=max(rate, SMALLEST_RATE), **finely)
         case LaplaceEvent(scale=scale):
-            return pld.from_laplace_mechanism(scale, value_discretization_interval=step).self_compose(times)
+            one = pld.from_laplace_mechanism(scale, **finely)
         case PureEvent(epsilon=each):
-            parameters = common.DifferentialPrivacyParameters(each, 0)
-            return pld.from_privacy_parameters(parameters, value_discretization_interval=step).self_compose(times)
+            one = pld.from_privacy_parameters(common.DifferentialPrivacyParameters(each, 0), **finely)
         case DiscreteGaussianEvent(sigma=sigma):
-            return pld.from_discrete_gaussian_mechanism(
-                sigma, use_connect_dots=True, value_discretization_interval=step
-            ).self_compose(times)
+            one = pld.from_discrete_gaussian_mechanism(sigma, use_connect_dots=True, **finely)
+    return one.self_compose(times)

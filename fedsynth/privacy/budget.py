@@ -24,8 +24,7 @@ from fedsynth.privacy.guarantee import (
 )
 
 ROUNDING = 1e-9  # noise calibrated to the budget itself must fit it
-_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
-_SCOPE: TypeAdapter[Scope] = TypeAdapter(Scope)
+_KEPT = TypeAdapter(list[tuple[Scope, list[tuple[Event, int]]]])
 
 
 class BudgetError(FedsynthError):
@@ -35,8 +34,10 @@ class BudgetError(FedsynthError):
 class Spending:
     """Events by what they are about, each with how often it happened."""
 
-    def __init__(self) -> None:
+    def __init__(self, released: Iterable[tuple[Guarantee, int]] = ()) -> None:
         self.events: dict[Scope, Counter[Event]] = {}
+        for guarantee, times in released:
+            self.add(guarantee, times)
 
     def add(self, guarantee: Guarantee, times: int = 1) -> None:
         """Note a release; one that proves nothing spends nothing and is not protected either."""
@@ -73,19 +74,14 @@ class Spending:
 
     def as_list(self) -> list[Any]:
         """JSON-ready."""
-        return [
-            [list(scope), [[event.model_dump(mode="json"), times] for event, times in events.items()]]
-            for scope, events in sorted(self.events.items())
-        ]
+        kept = [(scope, list(events.items())) for scope, events in sorted(self.events.items())]
+        return list(_KEPT.dump_python(kept, mode="json"))
 
     @classmethod
     def from_list(cls, values: list[Any]) -> Spending:
         """Rebuild from `as_list`."""
         result = cls()
-        for scope, events in values:
-            result.events[_SCOPE.validate_python(tuple(scope))] = Counter(
-                {_EVENT.validate_python(event): int(times) for event, times in events}
-            )
+        result.events = {scope: Counter(dict(events)) for scope, events in _KEPT.validate_python(values)}
         return result
 
 

@@ -34,6 +34,10 @@ _EXCEPTED: dict[Against, frozenset[str]] = {
 LARGEST = 1e12  # of any number here: far beyond sense, and safe to square and to add up
 LARGEST_DISCRETE = 1e4  # noise on counts: its distribution is written out, value by value
 
+NUMBER_PUBLIC = "the number of examples, which is taken as public: it decides sampling rate and divisor; who takes part"
+EVERY_UPDATE = "which sees every clipped update"  # what a guarantee against all but the server leaves out
+MASKED = "secure aggregation"  # begins the mechanism of what the server sees as a sum alone
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -11,12 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsynth.privacy.budget import Budget, BudgetError, Spending
+from fedsynth.privacy.budget import Budget, Spending
 from fedsynth.privacy.guarantee import Guarantee, Scope, Unit
-from fedsynth.privacy.rows import Entry, History, LedgerRow, ledger_rows
-from fedsynth.privacy.words import ledger_words
-
-__all__ = ["Budget", "BudgetError", "Ledger", "Spending"]
+from fedsynth.privacy.rows import Entry, History, LedgerRow, ledger_rows, ledger_words
 
 Parcel = tuple[str, tuple[tuple[str, int | None], ...]]
 """A task, and its fields with the number of their guarantee (None: unprotected)."""
@@ -104,12 +101,8 @@ class Ledger:
         return min(over, key=lambda found: (-found[2], _place(found[0])), default=None)
 
     def _spending(self, parcels: Mapping[int, int]) -> Spending:
-        spending = Spending()
-        for number, times in parcels.items():
-            for _, guarantee in self.parcels[number][1]:
-                if guarantee is not None:
-                    spending.add(self.guarantees[guarantee], times)
-        return spending
+        fields = ((number, times) for parcel, times in parcels.items() for _, number in self.parcels[parcel][1])
+        return Spending((self.guarantees[number], times) for number, times in fields if number is not None)
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -14,17 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsynth.errors import ConfigError, FedsynthError
-from fedsynth.privacy.discrete import discrete_gaussian_histogram
 from fedsynth.privacy.guarantee import GaussianEvent
-
-__all__ = [
-    "add_gaussian",
-    "add_laplace",
-    "clip_rows",
-    "clip_weights",
-    "discrete_gaussian_histogram",
-    "gaussian_event",
-]
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 

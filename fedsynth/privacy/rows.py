@@ -1,4 +1,4 @@
-"""The ledger as a table: what was released, how often, and what is proven about it."""
+"""The ledger as a table and in sentences: what was released, how often, and what is proven about it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fedsynth.privacy.budget import Spending, say_number
-from fedsynth.privacy.guarantee import Against, Guarantee, Scope, weakest
+from fedsynth.privacy.budget import Spending, say_epsilon, say_number
+from fedsynth.privacy.guarantee import MASKED, Guarantee, Scope, weakest
 
 Entry = tuple[str, str, Guarantee | None]
 """Task, field and guarantee of a release."""
@@ -21,6 +21,12 @@ Totalled = tuple[Scope, frozenset[tuple[Guarantee, int]], tuple[str, ...], tuple
 
 NONE = "none"
 SHOWN = 3  # different texts in one cell
+ASK_NOBODY = "With evaluation.clients = 0 and evaluation.final_clients = 0 it asks no client and sends nothing."
+SEED_KNOWN = (
+    "Every ε above holds only against those who do not know the seed, and the seed is in this run's folder "
+    "(config.json): the noise came from it. Set privacy.secret_noise = true for an ε that can be relied on."
+)
+SPELLED_OUT = 2  # protected releases with a sentence of their own
 
 
 class LedgerRow(BaseModel):
@@ -120,9 +126,8 @@ def _release_row(
     evaluation: Collection[str],
     delta: float,
 ) -> LedgerRow:
-    guarantees = sorted((g for g, _ in given if g is not None), key=lambda g: g.mechanism)
-    first = next((g for g in guarantees if g.proven), None)
-    epsilon = None if first is None else _epsilon(given, first.scope, delta)
+    known = [(g, times) for g, times in given if g is not None]
+    guarantees = sorted((g for g, _ in known), key=lambda g: g.mechanism)
     return LedgerRow(
         kind="release",
         release=f"{task}.{name}",
@@ -133,7 +138,7 @@ def _release_row(
         clients=sorted(clients, key=lambda client: (len(client), client)),
         times=sum(times for _, times in given),
         mechanism=_joined(g.mechanism for g in guarantees) or NONE,
-        **_proof(epsilon, first.scope if first else None, delta, weakest(g.against for g in guarantees if g.proven)),
+        **_proof(known, next((g.scope for g in guarantees if g.proven), None), delta),
         covered=_joined(g.covered for g in guarantees),
         not_covered=_joined(g.not_covered for g in guarantees),
         claimed=_joined(g.claimed for g in guarantees),
@@ -148,7 +153,7 @@ def _total_row(
     clients: list[str],
     delta: float,
 ) -> LedgerRow:
-    proof = _proof(_epsilon(given, scope, delta), scope, delta, weakest(g.against for g, _ in given))
+    proof = _proof(given, scope, delta)
     if left_out and proof["epsilon"] is not None:
         proof["proven"] = f"{proof['proven']}, for the protected releases alone"
     return LedgerRow(
@@ -168,19 +173,11 @@ def _total_row(
     )
 
 
-def _epsilon(given: Iterable[tuple[Guarantee | None, int]], scope: Scope, delta: float) -> float | None:
-    spending = Spending()
-    for guarantee, times in given:
-        if guarantee is not None:
-            spending.add(guarantee, times)
-    epsilon = spending.epsilon(scope, delta)
-    return epsilon if math.isfinite(epsilon) else None
-
-
-def _proof(epsilon: float | None, scope: Scope | None, delta: float, against: Against) -> dict[str, object]:
-    if epsilon is None or scope is None:
+def _proof(given: Collection[tuple[Guarantee, int]], scope: Scope | None, delta: float) -> dict[str, object]:
+    epsilon = Spending(given).epsilon(scope, delta) if scope else math.inf
+    if scope is None or not math.isfinite(epsilon):
         return {"unit": "", "adjacency": "", "epsilon": None, "delta": None, "against": "", "proven": NONE}
-    unit, adjacency = scope
+    (unit, adjacency), against = scope, weakest(g.against for g, _ in given if g.proven)
     text = f"ε = {say_number(epsilon)} ({unit} level, {adjacency}, δ = {delta:g}, against {against})"
     scoped = {"unit": unit, "adjacency": adjacency, "epsilon": epsilon, "delta": delta}
     return {**scoped, "against": against, "proven": text}
@@ -190,3 +187,95 @@ def _joined(texts: Iterable[str]) -> str:
     different = [text for text in dict.fromkeys(texts) if text]
     rest = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
     return "; ".join(different[:SHOWN]) + rest
+
+
+# -- in sentences ---------------------------------------------------------------------------------------------------
+
+
+def ledger_words(rows: Sequence[LedgerRow]) -> list[str]:
+    """Two to six sentences about the rows of a ledger."""
+    releases = [row for row in rows if row.kind == "release"]
+    if not releases:
+        return ["Nothing left the clients."]
+    protected = [row for row in releases if row.epsilon is not None]
+    bare = [row for row in releases if row.epsilon is None]
+    masked = [row for row in bare if row.mechanism.startswith(MASKED)]
+    noisy = [row for row in bare if row.mechanism != "none" and row not in masked]
+    method = [row for row in bare if row.mechanism == "none" and not row.evaluation]
+    evaluation = [row for row in bare if row.mechanism == "none" and row.evaluation]
+    words = list(_protected(protected, with_gaps=bool(bare)))
+    told = [row for row in masked if row.not_covered]  # keys and shares of keys tell nothing
+    if told:
+        words.append(f"Seen as a sum only: {_noisy(told)}.")
+    if noisy:
+        words.append(f"Noise without a proof: {_noisy(noisy)}.")
+    if method:
+        start = "Without a guarantee" if protected else "No differential privacy"
+        words.append(f"{start}: {_named(method)} left the clients{' without a guarantee' if not protected else ''}.")
+    elif not protected and (noisy or told):
+        words.append("No differential privacy: nothing that left the clients has a guarantee.")
+    if evaluation:
+        words.append(f"Evaluation sent {_named(evaluation)}, without a guarantee.")
+    return [*words, _together(rows, bare), *_weaknesses(protected)]
+
+
+def _weaknesses(protected: Sequence[LedgerRow]) -> Iterable[str]:
+    """Against whom what was proven does not hold; the last words, because all before them depend on it."""
+    against = {row.against for row in protected if row.cost}
+    if any("server" in who for who in against):
+        yield "The server itself is not among those that it holds against: it sees what was sent before its noise."
+    if any("seed" in who for who in against):
+        yield SEED_KNOWN
+
+
+def _protected(rows: Sequence[LedgerRow], with_gaps: bool) -> Iterable[str]:
+    """The costliest; constants, which cost nothing, only where there is nothing else."""
+    worst: dict[tuple[str, str, str], LedgerRow] = {}
+    for row in rows:
+        key = (row.release, row.unit, row.adjacency)
+        if key not in worst or row.cost > worst[key].cost:
+            worst[key] = row
+    by_cost = sorted(worst.values(), key=lambda row: -row.cost)
+    shown = [row for row in by_cost if row.cost > 0] or by_cost
+    for place, row in enumerate(shown[:SPELLED_OUT], 1):
+        releases = f"composed over {row.times} release{'s' if row.times > 1 else ''}"
+        more = len(shown) - SPELLED_OUT
+        rest = f" ({more} more protected: see ledger.csv)" if place == SPELLED_OUT and more > 0 else ""
+        rest += f"; not covered: {row.not_covered}" if with_gaps and row.not_covered else ""
+        yield f"Protected: {row.what} — {_said(row)}, worst client {row.clients[0]}; {releases}{rest}."
+
+
+def _together(rows: Sequence[LedgerRow], bare: Sequence[LedgerRow]) -> str:
+    start = "All that left a client together:"
+    if bare:
+        if all(row.evaluation for row in bare):
+            return f"{start} no finite ε, because what evaluation sent has no guarantee. {ASK_NOBODY}"
+        return f"{start} no finite ε, because some of it has no guarantee."
+    worst: dict[tuple[str, str], LedgerRow] = {}
+    for row in rows:
+        key = (row.unit, row.adjacency)
+        if row.kind == "total" and (key not in worst or row.cost > worst[key].cost):
+            worst[key] = row
+    said = [f"{_said(row)}, worst client {row.clients[0]}" for row in worst.values()]
+    if len(said) == 1:
+        left_out = "; ".join(dict.fromkeys(gap for row in rows for gap in row.not_covered.split("; ") if gap))
+        return f"{start} {said[0]}{f'; not covered: {left_out}' if left_out else ''}."
+    return f"{start} no single ε, because its parts are protected for different units or neighbours: {'; '.join(said)}."
+
+
+def _said(row: LedgerRow) -> str:
+    said = say_epsilon(row.cost, (row.unit, row.adjacency), row.delta or 0.0)
+    return f"{said} against {row.against}" if row.against else said
+
+
+def _noisy(rows: Sequence[LedgerRow]) -> str:
+    first = rows[0]
+    claimed = f"; {first.claimed}" if first.claimed else ""
+    others = [row for row in rows if row.release != first.release]
+    more = f"; also {_named(others)}" if others else ""
+    why = f", which leaves out {first.not_covered}" if first.not_covered else ""
+    return f"{first.what} ({first.mechanism}{why}){claimed}{more}"
+
+
+def _named(rows: Sequence[LedgerRow]) -> str:
+    return "; ".join(dict.fromkeys(row.what for row in rows))

@@ -105,10 +105,9 @@ def _missing(run: RunRecord, clients: Iterable[str], cells: dict[tuple[str, int]
 def _most_telling(lines: list[str]) -> list[str]:
     """At most ten of the sentences about missing clients, those that held much of a class first."""
     shown = sorted(lines, key=lambda line: "it holds" not in line)[:MOST_MISSING]
-    more = len(lines) - len(shown)
-    return (
-        [*shown, f"{more} more clients missed a round; the table of rounds by client counts them."] if more else shown
-    )
+    if more := len(lines) - len(shown):
+        shown.append(f"{more} more clients missed a round; the table of rounds by client counts them.")
+    return shown
 
 
 def _failures(run: RunRecord) -> list[Block]:

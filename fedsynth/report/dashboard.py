@@ -54,23 +54,16 @@ def overview(root: Path) -> Page:
     """All runs and comparisons of a folder."""
     found = found_in(root)
     comparisons = {name: path for name, path in found.items() if (path / "comparison.json").is_file()}
-    rows, links, states = [], [], []
-    for name, path in found.items():
-        if name in comparisons:
-            continue
-        row, state = _row(name, path)
-        rows.append(row)
-        links.append(_address(name))
-        states.append(state)
+    rows = [_row(name, path) for name, path in found.items() if name not in comparisons]
+    links, states = [_address(row[0]) for row in rows], [row[1] for row in rows]
     columns = ["run", "state", "method", "seed", "round", "validation", "global test", "last sign of life"]
     blocks: list[Block] = [Words([f"{len(rows)} runs in {root}; this page renews itself every {REFRESH} seconds."])]
     if rows:
         blocks.append(Table("Runs", columns, rows, numbers=False, links=links, stacked=True, foldable=False))
     sections = [Section("runs", "Runs", blocks)]
     if comparisons:
-        table = Table(
-            "Comparisons", ["comparison"], [[name] for name in comparisons], links=[*map(_address, comparisons)]
-        )
+        names = [[name] for name in comparisons]
+        table = Table("Comparisons", ["comparison"], names, links=[*map(_address, comparisons)])
         sections.append(Section("comparisons", "Comparisons", [table]))
     stamps = [
         {"text": f"{states.count(state)} {state}", "style": style}
@@ -80,9 +73,9 @@ def overview(root: Path) -> Page:
     return Page(root.name, "dashboard", "What is there, and what is going on.", sections, [], stamps, "/", REFRESH)
 
 
-def _row(name: str, path: Path) -> tuple[list[str], str]:
+def _row(name: str, path: Path) -> list[str]:
     run = glance(path)
-    cells = [
+    return [
         name,
         run.state,
         run.method,
@@ -92,7 +85,6 @@ def _row(name: str, path: Path) -> tuple[list[str], str]:
         percent(run.summary.test.accuracy if run.summary else None),
         _age(path / "metrics.jsonl"),
     ]
-    return cells, run.state
 
 
 def _age(file: Path) -> str:
@@ -139,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """A page, or why there is none."""
-        if self.server.loopback and not _is_here(self.headers.get("Host", "")):
+        if self.server.loopback and not _is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""):
             # A page elsewhere could make the browser ask here under its own name.
             self._answer(403, _plain("This dashboard answers at its own address only."))
             return
@@ -172,12 +164,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _plain(text: str) -> str:
     return Page("Dashboard", "dashboard", text, [], home="/", refresh=REFRESH).html()
-
-
-def _is_here(host: str) -> bool:
-    """Whether a Host header names this machine."""
-    name = urlsplit(f"//{host}").hostname or ""
-    return name == "localhost" or _is_loopback(name)
 
 
 def _is_loopback(host: str) -> bool:

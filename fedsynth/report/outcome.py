@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fedsynth.evaluation.results import Best, ClientScores, View
+from fedsynth.evaluation.results import View
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Figure, Table, Words, megabytes, percent, seconds, show
 from fedsynth.report.reading import RunRecord
@@ -19,7 +19,9 @@ def headline(run: RunRecord) -> list[Block]:
     summary = run.summary
     if summary is None:
         return [Words([_unfinished(run)], notice=True), *_so_far(run)]
-    test, clients = summary.test, summary.clients
+    test, clients, best = summary.test, summary.clients, summary.best
+    worst = "–" if clients.worst is None else f"{percent(clients.worst)} (client {clients.worst_client})"
+    selected = "–" if best.accuracy < 0 else f"{percent(best.accuracy)} (round {best.round})"
     own = "each client's own model" if clients.view == "personal" else "the global model"
     evaluated = f"{own}, each on its own test part; n = {clients.n} clients"
     rows = [
@@ -27,9 +29,9 @@ def headline(run: RunRecord) -> list[Block]:
         ["– variance over the classes", show(test.class_variance, ".0f", 1, " %²")],
         ["– worst class", percent(test.worst_class)],
         [f"Clients, mean ({evaluated})", percent(clients.mean)],
-        ["– worst client", _worst(clients)],
+        ["– worst client", worst],
         ["– variance over the clients", show(clients.variance, ".0f", 1, " %²")],
-        ["Best validation accuracy (selection uses validation only)", _best(summary.best)],
+        ["Best validation accuracy (selection uses validation only)", selected],
         ["Rounds", str(summary.rounds)],
         ["Sent by the method, up and down", megabytes(summary.bytes.up + summary.bytes.down)],
         ["Client epochs, all clients together", f"{summary.client_epochs:,.0f}"],
@@ -66,14 +68,6 @@ def _so_far(run: RunRecord) -> list[Block]:
     return [Table("So far", ["measure", "value"], rows)]
 
 
-def _worst(clients: ClientScores) -> str:
-    return "–" if clients.worst is None else f"{percent(clients.worst)} (client {clients.worst_client})"
-
-
-def _best(best: Best) -> str:
-    return "–" if best.accuracy < 0 else f"{percent(best.accuracy)} (round {best.round})"
-
-
 def accuracy_series(run: RunRecord, name: str = "", colour: int = 0) -> list[Series]:
     """Validation accuracy over the rounds in percent, and the global test where the run recorded it."""
     prefix = f"{name}, " if name else ""
@@ -98,18 +92,11 @@ def curves(run: RunRecord) -> list[Block]:
     series += [Series("worst client, validation", worst, 1)] if worst else []
     if not series:
         return [Words(["No round was evaluated (evaluation.every = 0, or the run has not come so far)."])]
-    words = ". ".join(_course(line) for line in series) + "."
-    marked = any(line.dashed for line in series)
-    return [
-        Figure(
-            "Accuracy over the rounds",
-            svg.curves("Accuracy over the rounds", words, series, "round", "accuracy, %"),
-            words
-            + (" The test curve was asked for (evaluation.test_curve); nothing is selected by it." if marked else ""),
-            series,
-            numbers=curve_table(series),
-        )
-    ]
+    title, words = "Accuracy over the rounds", ". ".join(_course(line) for line in series) + "."
+    drawn = svg.curves(title, words, series, "round", "accuracy, %")
+    if any(line.dashed for line in series):
+        words += " The test curve was asked for (evaluation.test_curve); nothing is selected by it."
+    return [Figure(title, drawn, words, series, numbers=curve_table(series))]
 
 
 def _course(line: Series) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from fedsynth import __version__
 from fedsynth.errors import ConfigError
@@ -38,7 +36,7 @@ class Page:
     def html(self) -> str:
         """The page as one string."""
         page = _environment().get_template("page.html.j2")
-        return page.render(**vars(self), css=_style(), footer=f"Made by fedsynth {__version__}.")
+        return page.render(**vars(self), footer=f"Made by fedsynth {__version__}.")
 
 
 @functools.cache
@@ -50,11 +48,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-@functools.cache
-def _style() -> Markup:
-    return Markup(files("fedsynth.report").joinpath("templates/page.css").read_text(encoding="utf-8"))
 
 
 def run_page(run: RunRecord) -> Page:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,18 @@ def plot_timeline(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     rows = [row for row in rows if float(row["simulated_end"]) > float(row["simulated_start"])][:TIMELINE_BARS]
     clients = sorted({row["client"] for row in rows}, key=lambda name: (len(name), name))
     place = {client: number for number, client in enumerate(clients)}
-    figure = _figure(9, min(14, max(2.5, 1 + 0.22 * len(clients))))
-    axes = figure.subplots()
-    for answered, colour, label in ((True, "tab:blue", "answered"), (False, "tab:orange", "did not answer")):
-        part = [row for row in rows if (row["outcome"] == "answered") == answered]
-        starts = np.array([float(row["simulated_start"]) / 60 for row in part])
-        ends = np.array([float(row["simulated_end"]) / 60 for row in part])
-        if part:
-            axes.barh([place[row["client"]] for row in part], ends - starts, 0.8, starts, color=colour, label=label)
-    axes.set_xlabel("simulated minutes")
-    axes.set_ylabel("client")
-    if len(clients) <= 60:
-        axes.set_yticks(range(len(clients)), clients, fontsize=7)
-    axes.invert_yaxis()
-    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
-    figure.savefig(path, dpi=110)
+    with _draw(path, 9, min(14, max(2.5, 1 + 0.22 * len(clients)))) as axes:
+        for answered, colour, label in ((True, "tab:blue", "answered"), (False, "tab:orange", "did not answer")):
+            part = [row for row in rows if (row["outcome"] == "answered") == answered]
+            starts = np.array([float(row["simulated_start"]) / 60 for row in part])
+            ends = np.array([float(row["simulated_end"]) / 60 for row in part])
+            if part:
+                axes.barh([place[row["client"]] for row in part], ends - starts, 0.8, starts, color=colour, label=label)
+        axes.set(xlabel="simulated minutes", ylabel="client")
+        if len(clients) <= 60:
+            axes.set_yticks(range(len(clients)), clients, fontsize=7)
+        axes.invert_yaxis()
+        axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
 
 
 def plot_curves(path: Path, runs: Mapping[str, Sequence[MetricsRow]], title: str = "") -> None:
@@ -55,20 +53,17 @@ def plot_curves(path: Path, runs: Mapping[str, Sequence[MetricsRow]], title: str
     shown = {name: rows for name, rows in runs.items() if any(row.validation for row in rows)}
     if not shown:
         return
-    figure = _figure(7, 4)
-    axes = figure.subplots()
-    for number, (name, rows) in enumerate(shown.items()):
-        validation = [(row.round, 100 * row.validation.accuracy) for row in rows if row.validation]
-        test = [(row.round, 100 * row.test.accuracy) for row in rows if row.test]
-        axes.plot(*zip(*validation, strict=True), color=f"C{number % 10}", label=f"{name}, validation")
-        if test:
-            axes.plot(*zip(*test, strict=True), color=f"C{number % 10}", linestyle="--", label=f"{name}, test")
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("round")
-    axes.set_ylabel("accuracy, %")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    with _draw(path, 7, 4) as axes:
+        for number, (name, rows) in enumerate(shown.items()):
+            validation = [(row.round, 100 * row.validation.accuracy) for row in rows if row.validation]
+            test = [(row.round, 100 * row.test.accuracy) for row in rows if row.test]
+            axes.plot(*zip(*validation, strict=True), color=f"C{number % 10}", label=f"{name}, validation")
+            if test:
+                axes.plot(*zip(*test, strict=True), color=f"C{number % 10}", linestyle="--", label=f"{name}, test")
+        axes.set_title(title, fontsize=10)
+        axes.set(xlabel="round", ylabel="accuracy, %")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
 
 
 def plot_samples(
@@ -93,17 +88,15 @@ def plot_samples(
     classes = _class_names(schema)
     canvas, counts = arrange_by_class(_colours(images, low, high), labels, len(classes), SAMPLE_GROUND)
     height, breadth = canvas.shape[0] / len(classes), 5.0
-    figure = _figure(breadth + 1, min(60, max(2, 0.7 + breadth * canvas.shape[0] / canvas.shape[1])))
-    axes = figure.subplots()
-    axes.imshow(canvas, interpolation="nearest")
-    for row in (row for row, count in enumerate(counts) if not count):
-        axes.text(height / 2, (row + 0.5) * height, "none", ha="left", va="center", fontsize=8, color="0.4")
-    axes.set_xticks([])
-    axes.set_yticks([(row + 0.5) * height for row in range(len(classes))], classes, fontsize=8)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_title(title, fontsize=10)
-    figure.savefig(path, dpi=110)
+    with _draw(path, breadth + 1, min(60, max(2, 0.7 + breadth * canvas.shape[0] / canvas.shape[1]))) as axes:
+        axes.imshow(canvas, interpolation="nearest")
+        for row in (row for row, count in enumerate(counts) if not count):
+            axes.text(height / 2, (row + 0.5) * height, "none", ha="left", va="center", fontsize=8, color="0.4")
+        axes.set_xticks([])
+        axes.set_yticks([(row + 0.5) * height for row in range(len(classes))], classes, fontsize=8)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_title(title, fontsize=10)
 
 
 def arrange_by_class(
@@ -134,21 +127,18 @@ def plot_matrix(
     axes: tuple[str, str] = ("", ""),
 ) -> None:
     """Numbers by row and column as a heat map, the chosen cells with a dot; a cell that is not a number stays empty."""
-    figure = _figure(min(15, 3.5 + 0.3 * len(columns)), min(14, 2.5 + 0.3 * len(rows)))
-    panel = figure.subplots()
-    drawn = panel.imshow(np.asarray(values, dtype=float), cmap="viridis_r", interpolation="nearest")
-    if marks:
-        down, across = zip(*marks, strict=True)
-        panel.scatter(across, down, s=14, c="white", edgecolors="black", linewidths=0.8, label="chosen")
-        panel.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.08))
-    figure.colorbar(drawn, ax=panel, shrink=0.8)
-    panel.set_xlabel(axes[0])
-    panel.set_ylabel(axes[1])
-    _name_columns(panel, columns)
-    if len(rows) <= 40:
-        panel.set_yticks(range(len(rows)), rows, fontsize=8)
-    panel.set_title(title, fontsize=10, loc="left")
-    figure.savefig(path, dpi=110)
+    with _draw(path, min(15, 3.5 + 0.3 * len(columns)), min(14, 2.5 + 0.3 * len(rows))) as panel:
+        drawn = panel.imshow(np.asarray(values, dtype=float), cmap="viridis_r", interpolation="nearest")
+        if marks:
+            down, across = zip(*marks, strict=True)
+            panel.scatter(across, down, s=14, c="white", edgecolors="black", linewidths=0.8, label="chosen")
+            panel.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.08))
+        panel.figure.colorbar(drawn, ax=panel, shrink=0.8)
+        panel.set(xlabel=axes[0], ylabel=axes[1])
+        _name_columns(panel, columns)
+        if len(rows) <= 40:
+            panel.set_yticks(range(len(rows)), rows, fontsize=8)
+        panel.set_title(title, fontsize=10, loc="left")
 
 
 def plot_clients(path: Path, accuracy: Mapping[str, Mapping[str, float]], title: str = "") -> None:
@@ -160,22 +150,18 @@ def plot_clients(path: Path, accuracy: Mapping[str, Mapping[str, float]], title:
     if not accuracy or max(map(len, accuracy.values())) > MOST_CLIENTS:
         return
     clients = list(dict.fromkeys(client for of in accuracy.values() for client in of))
-    figure = _figure(max(4, min(16, 2 + 0.3 * len(clients))), 4)
-    axes = figure.subplots()
-    shapes = "osD^v<>PX*"
-    for number, (label, of) in enumerate(accuracy.items()):
-        places = [clients.index(client) for client in of]
-        spread = (number - (len(accuracy) - 1) / 2) * 0.5 / max(1, len(accuracy))  # dots beside each other, not over
-        heights = [100 * value for value in of.values()]
-        marker, colour = shapes[number % len(shapes)], f"C{number % 10}"
-        axes.scatter(np.array(places) + spread, heights, s=22, marker=marker, c=colour, label=label, alpha=0.85)
-    axes.set_xlabel("client")
-    axes.set_ylabel("accuracy on its own test part, %")
-    axes.grid(alpha=0.3)
-    _name_columns(axes, clients)
-    axes.legend(fontsize=8)
-    axes.set_title(title, fontsize=10)
-    figure.savefig(path, dpi=110)
+    with _draw(path, max(4, min(16, 2 + 0.3 * len(clients))), 4) as axes:
+        for number, (label, of) in enumerate(accuracy.items()):
+            # Dots stand beside each other, not over each other.
+            spread = (number - (len(accuracy) - 1) / 2) * 0.5 / len(accuracy)
+            places = [clients.index(client) + spread for client in of]
+            heights = [100 * value for value in of.values()]
+            axes.scatter(places, heights, s=22, alpha=0.85, label=label, **_sign(number))
+        axes.set(xlabel="client", ylabel="accuracy on its own test part, %")
+        axes.grid(alpha=0.3)
+        _name_columns(axes, clients)
+        axes.legend(fontsize=8)
+        axes.set_title(title, fontsize=10)
 
 
 def _name_columns(axes: Any, names: Sequence[str]) -> None:
@@ -196,34 +182,37 @@ def _colours(images: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.nan_to_num(np.clip(scaled, 0, 1)).transpose(0, 2, 3, 1)
 
 
-def _figure(width: float, height: float) -> Any:
-    """An empty picture; matplotlib is imported here because it takes a second, and most commands draw nothing."""
+def _sign(number: int) -> dict[str, str]:
+    """Colour and shape by which one of several is known."""
+    return {"color": f"C{number % 10}", "marker": "osD^v<>pX*"[number % 10]}
+
+
+@contextmanager
+def _draw(path: Path, width: float, height: float, panels: int = 0) -> Iterator[Any]:
+    """The axes of an empty picture (several beside each other, where so many panels are wanted), saved in the end.
+
+    Matplotlib is imported here because it takes a second, and most commands draw nothing.
+    """
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    yield figure.subplots(1, panels, sharey=True, squeeze=False)[0] if panels else figure.subplots()
+    figure.savefig(path, dpi=110)
 
 
 def plot_stress(path: Path, rows: Sequence[StressRow]) -> None:
     """Accuracy against the share of trouble: a panel for each kind, a line for each method."""
     troubles = list(dict.fromkeys(row.trouble for row in rows))
     methods = list(dict.fromkeys(row.method for row in rows))
-    figure = _figure(3.2 * len(troubles) + 0.8, 3.4)
-    panels = figure.subplots(1, len(troubles), sharey=True, squeeze=False)[0]
-    for axes, trouble in zip(panels, troubles, strict=True):
-        for number, method in enumerate(methods):
-            found = [row for row in rows if (row.method, row.trouble) == (method, trouble)]
-            axes.errorbar(
-                [row.share for row in found],
-                [100 * row.accuracy for row in found],
-                [100 * (row.std or 0) for row in found],
-                color=f"C{number % 10}",
-                marker="osD^v<>p*h"[number % 10],
-                capsize=2,
-                label=method,
-            )
-        axes.set_title(trouble, fontsize=10)
-        axes.set_xlabel("share")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("accuracy, %")
-    panels[-1].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    with _draw(path, 3.2 * len(troubles) + 0.8, 3.4, len(troubles)) as panels:
+        for axes, trouble in zip(panels, troubles, strict=True):
+            for number, method in enumerate(methods):
+                found = [row for row in rows if (row.method, row.trouble) == (method, trouble)]
+                shares, heights = [row.share for row in found], [100 * row.accuracy for row in found]
+                spread = [100 * (row.std or 0) for row in found]
+                axes.errorbar(shares, heights, spread, capsize=2, label=method, **_sign(number))
+            axes.set_title(trouble, fontsize=10)
+            axes.set_xlabel("share")
+            axes.grid(alpha=0.3)
+        panels[0].set_ylabel("accuracy, %")
+        panels[-1].legend(fontsize=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -57,35 +57,23 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     """Runs by label; without labels, by everything in their config but the seed."""
     groups: dict[tuple[str, str], list[RunRecord]] = {}
     for run in runs:
-        same = "" if run.label else json.dumps(_without_seed(run.config), sort_keys=True)
+        rest = {key: value for key, value in run.config.items() if key not in ("seed", "name", "runs", "engine")}
+        same = "" if run.label else json.dumps(rest, sort_keys=True)
         groups.setdefault((run.label or run.method, same), []).append(run)
     times = Counter(label for label, _ in groups)
     return [Group(label if times[label] == 1 else f"{label} ({of[0].name})", of) for (label, _), of in groups.items()]
-
-
-def _without_seed(config: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in config.items() if key not in ("seed", "name", "runs", "engine")}
 
 
 def result(groups: list[Group]) -> list[Block]:
     """The headline table and the differences to the first row."""
     differences = {group.label: _difference(group, groups[0]) for group in groups[1:]}
     rows = [_row(group, differences.get(group.label)) for group in groups]
-    columns = [
-        "method",
-        "n",
-        "global test, %",
-        "clients, %",
-        "worst client, %",
-        f"difference to {groups[0].label}",
-        "MB",
-        "s",
-    ]
+    accuracies = ["global test, %", "clients, %", "worst client, %"]
+    columns = ["method", "n", *accuracies, f"difference to {groups[0].label}", "MB", "s"]
     blocks: list[Block] = [Table("The results side by side", columns, rows, stacked=True), Words([INTERVALS])]
     if any(len(group.runs) == 1 for group in groups):
-        blocks.append(
-            Words(["Rows stamped “single run” rest on one seed: another seed may turn their order."], notice=True)
-        )
+        warning = "Rows stamped “single run” rest on one seed: another seed may turn their order."
+        blocks.append(Words([warning], notice=True))
     known = [(label, found) for label, found in differences.items() if found is not None and found.half is not None]
     if known:
         said = [f"{label}: {_points(found)} (n = {found.n}), {_verdict(found)}" for label, found in known]
@@ -165,21 +153,16 @@ def classes(groups: list[Group]) -> list[Block]:
     for group in groups:
         known = [summary.test.class_accuracy for _, summary in group.finished if summary.test.class_accuracy]
         if known:
-            table[group.label] = [_mean(column) for column in zip(*known, strict=True)]
+            table[group.label] = [_percent(column) for column in zip(*known, strict=True)]
     if not table:
         return [Words(["No global model was evaluated class by class."])]
     values = list(table.values())
     columns = names or [str(place) for place in range(len(values[0]))]
     words = "Accuracy of the global model per class of the global test set, means over the seeds; stronger is better."
-    drawn = svg.grid("Accuracy by class", words, list(table), columns, svg.levels(values, 0, 1), "class")
-    rows = [[label, *("–" if v is None else f"{100 * v:.1f}" for v in row)] for label, row in table.items()]
+    drawn = svg.grid("Accuracy by class", words, list(table), columns, svg.levels(values, 0, 100), "class")
+    rows = [[label, *("–" if v is None else f"{v:.1f}" for v in row)] for label, row in table.items()]
     numbers = Table("Accuracy by class, %", ["method", *columns], rows)
     return [Figure("Accuracy by class", drawn, words, steps=("0 %", "100 %"), numbers=numbers)]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return mean(known) if known else None
 
 
 def clients(groups: list[Group]) -> list[Block]:
@@ -228,41 +211,27 @@ def splits(groups: list[Group]) -> list[Block]:
         for run in group.runs:
             rows.setdefault(run.seed, {})[group.label] = run.split[:12] or "unknown"
     same = all(len(set(by_label.values())) == 1 for by_label in rows.values())
-    words = (
-        "All rows of a seed ran on the same split."
-        if same
-        else "Not all rows of a seed ran on the same split: they are not comparable."
-    )
+    words = "All rows of a seed ran on the same split."
+    if not same:
+        words = "Not all rows of a seed ran on the same split: they are not comparable."
     cells = [[str(seed), *(by_label.get(group.label, "–") for group in groups)] for seed, by_label in rows.items()]
-    table = Table(
-        "Hash of the split by seed", ["seed", *(group.label for group in groups)], cells, numbers=False, stacked=True
-    )
+    columns = ["seed", *(group.label for group in groups)]
+    table = Table("Hash of the split by seed", columns, cells, numbers=False, stacked=True)
     return [Words([words], notice=not same), table]
 
 
 def privacy(groups: list[Group]) -> list[Block]:
     """The ledger of each row's first run, in plain words."""
-    rows = []
-    for group in groups:
-        words = next((ledger_words(summary.privacy) for _, summary in group.finished), ["unknown"])
-        rows.append([group.label, " ".join(words)])
+    words = [next((ledger_words(summary.privacy) for _, summary in group.finished), ["unknown"]) for group in groups]
+    rows = [[group.label, " ".join(said)] for group, said in zip(groups, words, strict=True)]
     return [Table("What left the clients", ["method", "in words"], rows, numbers=False)]
 
 
 def reproduce(groups: list[Group], links: dict[str, str]) -> list[Block]:
     """Every run with its folder, seed, state and versions."""
     runs = [(group.label, run) for group in groups for run in group.runs]
-    rows = [
-        [
-            run.name,
-            label,
-            str(run.seed),
-            run.state,
-            run.versions.get("fedsynth", "unknown"),
-            run.versions.get("code", "")[:12],
-        ]
-        for label, run in runs
-    ]
+    versions = [(run.versions.get("fedsynth", "unknown"), run.versions.get("code", "")[:12]) for _, run in runs]
+    rows = [[run.name, label, str(run.seed), run.state, *of] for (label, run), of in zip(runs, versions, strict=True)]
     targets = [links.get(run.name, "") for _, run in runs] if links else ()
     columns = ["run", "method", "seed", "state", "fedsynth", "code"]
     return [

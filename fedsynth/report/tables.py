@@ -79,9 +79,7 @@ class ComparisonRow(Result):
 
 
 def _show(value: float | None, spread: float | None, form: str, scale: float = 1.0) -> str:
-    if value is None:
-        return "–"
-    return f"{scale * value:{form}}" + ("" if spread is None else f" ± {scale * spread:{form}}")
+    return "–" if value is None else Interval(value, spread, 0).text(form, scale)
 
 
 def comparison_rows(summaries: Sequence[RunSummary]) -> list[ComparisonRow]:
@@ -237,8 +235,4 @@ def check_lines(found: Check) -> list[str]:
     for silo in found.silos:
         lacking = f", lacks {', '.join(silo.missing)}" if silo.missing else ""
         lines.append(f'client "{silo.client}": {silo.shape}, {silo.examples} examples{lacking}')
-    return (
-        lines
-        + [f"problem: {problem}" for problem in found.problems]
-        + ([] if found.problems else ["no problems found"])
-    )
+    return lines + ([f"problem: {problem}" for problem in found.problems] or ["no problems found"])

@@ -16,11 +16,12 @@ from torch import Tensor
 from fedsynth.data.dataset import Dataset
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.closeness import closer_to_training, coverage, diversity
 from fedsynth.evaluation.quality import (
+    closer_to_training,
+    coverage,
+    diversity,
     feature_distance,
     features_of,
-    oracle_agreement,
     train_oracle,
     trained_on_these_only,
 )
@@ -31,6 +32,7 @@ from fedsynth.experiment.folder import check_same_split
 from fedsynth.experiment.runner import load_data
 from fedsynth.federation.store import write_json
 from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.training import evaluate
 from fedsynth.seeding import generator
 
 MOST_REAL = 10_000  # real examples that the measures look at
@@ -72,7 +74,7 @@ def _measure(
         USEFUL: trained_on_these_only(spec, x, y, test, classes),
         AS_REAL: trained_on_these_only(spec, *twin, test, classes),
         REVERSE: trained_on_these_only(spec, *twin, (x, y), classes),
-        ORACLE: oracle_agreement(oracle, x, y, classes),
+        ORACLE: evaluate(oracle, x, y, classes),
     }
     made, seen, unseen = (features_of(oracle, part) for part in (x, real[0], test[0]))
     each = [k for k in range(classes) if (y == k).sum() > 1 and (real[1] == k).sum() > 1]
@@ -80,7 +82,7 @@ def _measure(
     known = [value for value in varied if not math.isnan(value)]
     spread = sum(known) / len(known) if known else math.nan
     size = min(len(seen), len(unseen))
-    judge = oracle_agreement(oracle, *test, classes).accuracy
+    judge = evaluate(oracle, *test, classes).accuracy
     numbers = [
         _row(USEFUL, tallies[USEFUL].accuracy, "a classifier that saw only the synthetic images, on real test images"),
         _row(AS_REAL, tallies[AS_REAL].accuracy, "the same with as many real images of each class: the goal"),

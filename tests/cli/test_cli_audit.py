@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedsynth.methods.feddpms.latent_release import Calibration
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 import fedsynth
 from fedsynth.audit.run import audit_run
 from fedsynth.cli.app import app
+from fedsynth.synthesis.latent_statistics import Calibration
 
 SMALL = {
     "data": {"name": "digits", "limit": 320, "validation": 0.25, "test": 0.25},
@@ -51,7 +51,7 @@ def test_membership_inference_finds_an_overfitted_model(tmp_path: Path, smudged:
     assert by_loss.auc > 0.65
     assert not by_loss.enough  # two hundred others cannot show one false alarm in a thousand
     assert not done.refuted  # nothing was claimed
-    assert {row["audit"] for row in done.rows} == {"nothing is claimed"}
+    assert {row.audit for row in done.rows} == {"nothing is claimed"}
 
 
 def test_membership_inference_does_not_find_a_dp_sgd_model(tmp_path: Path, smudged: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def test_membership_inference_does_not_find_a_dp_sgd_model(tmp_path: Path, smudg
     done = audit_run(run(tmp_path, **smudged, train=training, privacy={"updates": "dp_sgd", "noise": 1.0}), runs=80)
     assert len(done.attacks) == 3
     assert not any(attack.result.found for attack in done.attacks)
-    rows = {row["release"]: row for row in done.rows}
+    rows = {row.row.release: row.as_dict() for row in done.rows}
     weights = rows["train.model"]
     assert (weights["unit"], weights["adjacency"], weights["runs"]) == ("record", "add or remove one", 80)
     assert weights["against"] == "everybody"
@@ -99,7 +99,7 @@ def test_a_broken_mechanism_is_refuted_with_exit_code_1(shared: Path, monkeypatc
 def test_published_means_are_judged_by_three_readings(tmp_path: Path) -> None:
     data, method = SMALL["data"] | {"limit": 600}, {"name": "feddpms", "form": "published"}
     done = audit_run(run(tmp_path, method, data=data, train={"rounds": 2, "local_epochs": 1}), runs=200)
-    readings = [row for row in done.rows if row["release"] == "train_augmented.means"]
+    readings = [row.as_dict() for row in done.rows if row.row.release == "train_augmented.means"]
     assert [row["audit"][:9] for row in readings] == ["reading A", "reading B", "reading C"]
     assert readings[1]["refuted"]
     assert readings[1]["proven"] == "none"

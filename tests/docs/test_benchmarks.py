@@ -69,3 +69,29 @@ def test_verdicts(study, tmp_path, seeds, verdict):
     claim = study.Claim("paper", "effect", 2.0, "table", "part", "ours", "theirs", "seeds", "", 1)
     (tmp_path / "table.csv").write_text(f"part,row,seeds\npart,ours,{seeds}\npart,theirs,80 82 84\n")
     assert study.verdict(claim)["verdict"] == verdict
+
+
+@pytest.fixture
+def convergence(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import convergence
+
+    yield convergence
+    sys.modules.pop("convergence")
+
+
+CURVE = [0.1, 0.6, 0.2, 0.5, 0.5, 0.5, 0.55, 0.6]
+
+
+def test_a_lucky_round_crosses_first_and_a_mean_later(convergence):
+    assert convergence.first_crossing(CURVE, 0.5) == 2
+    assert convergence.steady_crossing(CURVE, 0.5) == 8  # (.5 + .5 + .5 + .55 + .6) / 5
+    assert convergence.steady_crossing(CURVE, 0.45) == 6
+    assert convergence.first_crossing(CURVE, 0.9) is None
+    assert convergence.steady_crossing(CURVE, 0.9) is None
+    assert convergence.steady_crossing(CURVE[:4], 0.1) is None
+
+
+def test_change_from_round_to_round(convergence):
+    assert convergence.mean_change([0.1, 0.3, 0.2]) == pytest.approx(0.15)
+    assert convergence.mean_change([0.4]) == 0

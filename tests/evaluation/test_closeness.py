@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsynth.evaluation.closeness import closer_to_training, coverage, diversity
+from fedsynth.evaluation.quality import closer_to_training, coverage, diversity
 
 
 def cloud(seed: int, rows: int = 200) -> torch.Tensor:

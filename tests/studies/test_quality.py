@@ -11,12 +11,12 @@ from sklearn.datasets import load_digits
 from fedsynth.evaluation.quality import (
     feature_distance,
     features_of,
-    oracle_agreement,
     train_oracle,
     trained_on_these_only,
 )
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
+from fedsynth.learning.training import evaluate
 
 SPEC = ModelSpec(name="mlp", hidden=(32,))
 QUICK = LocalTraining(epochs=30, batch_size=32, lr=0.1)
@@ -31,10 +31,10 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def test_an_oracle_knows_real_images_from_noise_and_from_wrong_labels(digits):
     x, y = digits
     oracle = train_oracle(SPEC, x[:1000], y[:1000], 10, training=QUICK)
-    assert oracle_agreement(oracle, x[1000:], y[1000:], 10).accuracy > 0.8
-    assert oracle_agreement(oracle, torch.rand(500, 1, 8, 8), y[:500], 10).accuracy < 0.3
-    assert oracle_agreement(oracle, x[1000:], (y[1000:] + 1) % 10, 10).accuracy < 0.2
-    assert len(oracle_agreement(oracle, x[1000:], y[1000:], 10).per_class()) == 10
+    assert evaluate(oracle, x[1000:], y[1000:], 10).accuracy > 0.8
+    assert evaluate(oracle, torch.rand(500, 1, 8, 8), y[:500], 10).accuracy < 0.3
+    assert evaluate(oracle, x[1000:], (y[1000:] + 1) % 10, 10).accuracy < 0.2
+    assert len(evaluate(oracle, x[1000:], y[1000:], 10).per_class()) == 10
 
 
 def test_a_model_learns_from_real_images_and_not_from_noise(digits):

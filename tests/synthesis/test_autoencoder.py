@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsynth.data.readers import archives
+from fedsynth.data.readers import arrays
 from fedsynth.errors import UserError
 from fedsynth.learning.weights import weights_of
 from fedsynth.synthesis.autoencoder import (
@@ -91,7 +91,7 @@ def test_public_images_that_do_not_fit_are_refused_in_words(tmp_path):
 
 
 def test_public_images_that_would_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "LARGEST_UNPACKED", 1000)
+    monkeypatch.setattr(arrays, "LARGEST_UNPACKED", 1000)
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((40, 8, 8), np.uint8))
     with pytest.raises(UserError, match="would unpack to"):
         read_public_images(str(tmp_path / "bomb.npz"), (1, 8, 8))
