@@ -25,7 +25,7 @@ LIKE = {
     "gan_latent": 3,
     "encoder_steps": 2,
     "encoder_latent": 4,
-    "made_per_class": 3,
+    "samples_per_class": 3,
 }
 QUICK: dict[str, dict[str, Any]] = {
     "pfl_gan": LIKE | {"refined_steps": 2},
@@ -54,7 +54,7 @@ def test_a_built_in_method_keeps_its_promises(name: str) -> None:
 def copy_of_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Write the example with one passage changed; what it registers goes when the test ends."""
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    monkeypatch.setattr(tasks, "_REGISTRY", {k: v for k, v in tasks._REGISTRY.items() if k != "learn"})
+    monkeypatch.setattr(tasks, "_REGISTRY", dict(tasks._REGISTRY))
     registry._METHODS.pop("steady", None)
 
     def write(*changes: tuple[str, str]) -> Path:
@@ -88,32 +88,45 @@ def test_the_example_keeps_every_promise(copy_of_the_example) -> None:
     assert [found[name] for name in PROMISES] == ["kept"] * 5
 
 
-MIX = "        state.model = weighted_mean([(state.model, cfg.beta), (state.newest, 1 - cfg.beta)])"
+MIX = "            state.model = weighted_mean([(state.model, cfg.beta), (state.newest, 1 - cfg.beta)])"
+CONFIG = "class SteadyConfig(MethodConfig):"
+OWN_TASK = """import numpy
+from fedsynth.api import Client, LocalTraining, ModelSpec, Update, Weights, fit, task, weights_of
+
+
+@task
+def train(client: Client, model: Weights, spec: ModelSpec, training: LocalTraining) -> Update:
+    net = client.build(spec, model)
+    x, y = client.data.train.tensors()
+    fit(net, x, y, training, {rng})
+    return client.release(Update(model=weights_of(net), examples=len(y){more}))
+
+
+"""
 BROKEN_COPIES = {
     "never quite FedAvg": ([(MIX, MIX.replace("cfg.beta), (", "cfg.beta + 0.01), ("))], {"identity"}),
     "random numbers of its own": (
-        [
-            ('fit(net, x, y, training, client.rng("batches"))', "fit(net, x, y, training, numpy.random.default_rng())"),
-            ("from pydantic import Field", "import numpy\nfrom pydantic import Field"),
-        ],
+        [(CONFIG, OWN_TASK.format(rng="numpy.random.default_rng()", more="") + CONFIG)],
         {"identity", "determinism", "resume"},
     ),
     "a count that is not in the state": (
-        [(MIX, "        fed.steps = getattr(fed, 'steps', 0) + 1\n" + MIX.replace("cfg.beta", "cfg.beta / fed.steps"))],
+        [
+            (
+                MIX,
+                "            fed.seen = getattr(fed, 'seen', 0) + 1\n" + MIX.replace("cfg.beta", "cfg.beta / fed.seen"),
+            )
+        ],
         {"resume"},
     ),
     "sends a few images as a summary": (
-        [
-            (
-                '    examples: int = leaves("number',
-                '    summary: Weights = leaves("a summary")\n    examples: int = leaves("number',
-            ),
-            ("examples=len(y)))", 'examples=len(y), summary={"some": x[:2]}))'),
-        ],
+        [(CONFIG, OWN_TASK.format(rng='client.rng("batches")', more=', extra={"some": x[:2]}') + CONFIG)],
         {"what leaves"},
     ),
     "needs everybody": (
-        [("        if not replies:  # nobody could be reached: the models wait\n            continue\n", "")],
+        [
+            ("        if replies:  # where nobody could be reached, the models wait\n", "        if True:\n"),
+            (" for reply in replies.values()) if replies else {}", " for reply in replies.values())"),
+        ],
         {"dead clients"},
     ),
 }
