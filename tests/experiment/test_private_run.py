@@ -16,6 +16,7 @@ import fedsynth
 from fedsynth.errors import ConfigError
 from fedsynth.experiment.recorder import Recorder
 from fedsynth.federation import Client, store
+from fedsynth.federation.participation import EVALUATION
 from fedsynth.privacy import BudgetError, PrivacyConfig, SampledGaussianEvent, epsilon, ledger_words
 from fedsynth.report.tables import summary_lines
 from fedsynth.seeding import generator
@@ -93,7 +94,7 @@ def run(
 def test_a_private_run_says_what_it_proves(tmp_path: Path) -> None:
     result = run(tmp_path)
     rows = result.summary.privacy
-    learned = [row for row in rows if row.release == "learn_privately.model"]
+    learned = [row for row in rows if row.release == "private_method.learn_privately.model"]
     assert sorted(client for row in learned for client in row.clients) == ["0", "1", "2"]
     for row in learned:
         sizes = {len_train(result, client) for client in row.clients}
@@ -101,11 +102,11 @@ def test_a_private_run_says_what_it_proves(tmp_path: Path) -> None:
         event = SampledGaussianEvent(rate=8 / n, noise=2.0, steps=-(-n // 8))
         assert row.epsilon == pytest.approx(epsilon({event: 3}, 1e-5))
         assert row.times == 3
-    [scores] = [row for row in rows if row.task == "score"]
+    [scores] = [row for row in rows if row.task == EVALUATION]
     assert scores.evaluation
     assert scores.proven == "none"
     total = max((row for row in rows if row.kind == "total"), key=lambda row: row.epsilon)
-    assert total.not_covered == "score.scores"
+    assert total.not_covered == f"{EVALUATION}.scores"
     words = [text for name, text in summary_lines(result.summary) if name == "privacy"]
     assert words == ledger_words(rows)
     assert words[0].startswith("Protected: weights after private training — ε = ")
@@ -117,8 +118,8 @@ def test_a_private_run_says_what_it_proves(tmp_path: Path) -> None:
 
 def test_where_evaluation_asks_nobody_all_that_left_has_one_epsilon(tmp_path: Path) -> None:
     result = run(tmp_path, evaluation={"clients": 0, "final_clients": 0})
-    assert {row.task for row in result.summary.privacy if row.kind == "release"} == {"learn_privately"}
-    assert "score" not in result.summary.bytes.by_task
+    assert {row.task for row in result.summary.privacy if row.kind == "release"} == {"private_method.learn_privately"}
+    assert EVALUATION not in result.summary.bytes.by_task
     words = ledger_words(result.summary.privacy)
     assert words[-1].startswith("All that left a client together: ε = ")
     assert result.summary.clients.n == 0
@@ -137,7 +138,11 @@ def test_the_ledger_file_has_a_row_per_client_and_release(tmp_path: Path) -> Non
     assert [(row["client"], row["release"], row["kind"]) for row in rows] == [
         (client, release, kind)
         for client in "012"
-        for release, kind in (("learn_privately.model", "release"), ("score.scores", "release"), ("all", "total"))
+        for release, kind in (
+            ("private_method.learn_privately.model", "release"),
+            (f"{EVALUATION}.scores", "release"),
+            ("all", "total"),
+        )
     ]
     assert {row["delta"] for row in rows if row["epsilon"]} == {"1e-05"}
     assert not (result.path / "releases.json").exists()
@@ -326,5 +331,5 @@ def test_training_in_groups_keeps_to_the_target_of_all_its_passes(tmp_path: Path
         evaluation=ALL,
         progress=False,
     )
-    reached = [row.epsilon for row in result.summary.privacy if row.release == "train.model"]
+    reached = [row.epsilon for row in result.summary.privacy if row.release.endswith(".train.model")]
     assert 1.8 < max(reached) <= 2.0
