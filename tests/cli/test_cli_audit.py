@@ -60,12 +60,12 @@ def test_membership_inference_does_not_find_a_dp_sgd_model(tmp_path: Path, smudg
     assert len(done.attacks) == 3
     assert not any(attack.result.found for attack in done.attacks)
     rows = {row.row.release: row.as_dict() for row in done.rows}
-    weights = rows["train.model"]
+    weights = rows["local_training.train.model"]
     assert (weights["unit"], weights["adjacency"], weights["runs"]) == ("record", "add or remove one", 80)
     assert weights["against"] == "everybody"
     assert 0 <= weights["lower_bound"] <= weights["claimed"]
-    assert rows["train.loss"]["audit"].startswith("a constant")
-    assert rows["score.scores"]["proven"] == "none"
+    assert rows["local_training.train.loss"]["audit"].startswith("a constant")
+    assert rows["views.score.scores"]["proven"] == "none"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_the_calibrated_mechanism_of_a_run_is_not_refuted(shared: Path) -> None:
     done = audit(shared, "--runs", 300, "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1])
-    row = next(row for row in found["rows"] if row["release"] == "share_statistics.statistics")
+    row = next(row for row in found["rows"] if row["release"] == "feddpms.clients.share_statistics.statistics")
     assert row["claimed"] == pytest.approx(5.99, abs=0.01)  # of the two releases of a trial, 4 each
     assert 0.2 < row["lower_bound"] < row["claimed"]
     assert found["refuted"] == []
@@ -99,7 +99,7 @@ def test_a_broken_mechanism_is_refuted_with_exit_code_1(shared: Path, monkeypatc
 def test_published_means_are_judged_by_three_readings(tmp_path: Path) -> None:
     data, method = SMALL["data"] | {"limit": 600}, {"name": "feddpms", "form": "published"}
     done = audit_run(run(tmp_path, method, data=data, train={"rounds": 2, "local_epochs": 1}), runs=200)
-    readings = [row.as_dict() for row in done.rows if row.row.release == "train_augmented.means"]
+    readings = [row.as_dict() for row in done.rows if row.row.release == "feddpms.clients.train_augmented.means"]
     assert [row["audit"][:9] for row in readings] == ["reading A", "reading B", "reading C"]
     assert readings[1]["refuted"]
     assert readings[1]["proven"] == "none"
@@ -137,7 +137,7 @@ def test_a_claim_that_declares_no_trial_is_not_tested_and_never_called_not_refut
     (tmp_path / "leak.py").write_text(LEAKING)
     folder = run(tmp_path / "runs", "leak", plugins=[str(tmp_path / "leak.py")])
     done = audit(folder, "--runs", 80, "--trust-plugins", "--json")
-    [row] = [row for row in json.loads(done.stdout.splitlines()[-1])["rows"] if row["task"] == "sums_of_images"]
+    [row] = [row for row in json.loads(done.stdout.splitlines()[-1])["rows"] if row["task"] == "leak.sums_of_images"]
     assert row["verdict"] == "not tested"
     assert (row["lower_bound"], row["refuted"]) == (None, False)
     said = " ".join(audit(folder, "--runs", 80, "--trust-plugins").stdout.split())

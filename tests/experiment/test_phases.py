@@ -59,11 +59,11 @@ def assert_rounds(result: fedsynth.RunResult) -> None:
     """Metrics, summary and timeline count the rounds of the evaluated model, from 1 to the last."""
     rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
-    assert [row["round"] for row in result.metrics] == list(range(1, ROUNDS + 1))
+    assert [row.round for row in result.metrics] == list(range(1, ROUNDS + 1))
     assert {row["phase"] for row in rows} == {"train"}
     assert all("validation" in row for row in rows)
-    assert result.summary["rounds"] == result.experiment.train.rounds == ROUNDS
-    assert 1 <= result.summary["best"]["round"] <= ROUNDS
+    assert result.summary.rounds == result.experiment.train.rounds == ROUNDS
+    assert 1 <= result.summary.best.round <= ROUNDS
     with (result.path / "timeline.csv").open(newline="") as file:
         rounds = {int(row["round"]) for row in csv.DictReader(file)}
     assert rounds == set(range(ROUNDS + 1)), "what comes before the first round is in round 0"
@@ -82,7 +82,7 @@ def test_rounds_are_those_of_the_evaluated_model_also_after_a_kill_among_the_gan
     resumed = fedsynth.resume(folder, progress=False)
     assert_rounds(resumed)
     for name in ("test", "clients", "views", "best"):
-        assert resumed.summary[name] == whole.summary[name]
+        assert getattr(resumed.summary, name) == getattr(whole.summary, name)
     if whole.weights is not None:
         assert resumed.weights is not None
         assert same_bits(resumed.weights, whole.weights)

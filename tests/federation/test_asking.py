@@ -187,7 +187,14 @@ def test_a_missed_quorum_names_client_round_and_task_and_carries_the_traceback(f
     with pytest.raises(QuorumError) as caught:
         fed.broadcast(as_fail, who=["2"])
     text = str(caught.value)
-    for words in ("Round 2", '"as_fail"', "3 of 4", 'client "2"', "ZeroDivisionError: 2 cannot", "in as_fail"):
+    for words in (
+        "Round 2",
+        '"test_asking.as_fail"',
+        "3 of 4",
+        'client "2"',
+        "ZeroDivisionError: 2 cannot",
+        "in as_fail",
+    ):
         assert words in text, words
 
 
@@ -210,8 +217,8 @@ def test_participation_is_counted(federate, digits):
     assert record.client_seconds > 0
     assert record.failed == 2
     assert [(row["client"], row["task"], row["kind"], row["round"]) for row in record.failures] == [
-        ("1", "as_fail", "task error", 0),
-        ("2", "as_fail", "task error", 0),
+        ("1", "test_asking.as_fail", "task error", 0),
+        ("2", "test_asking.as_fail", "task error", 0),
     ]
     traffic = record.bytes()
     assert traffic["up"] == sum(row["up"] for row in traffic["by_task"].values()) > 0

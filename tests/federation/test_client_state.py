@@ -77,7 +77,15 @@ def test_reading_makes_no_new_version(federate, tmp_path):
 
 def test_a_request_that_is_carried_out_twice_has_the_effect_of_one(digits, tmp_path):
     host = TaskHost(digits, StateStore(tmp_path))
-    first = {"task": "cs_count", "id": "0", "step": 1, "seed": 0, "round": 1, "states": {}, "fields": {}}
+    first = {
+        "task": "test_client_state.cs_count",
+        "id": "0",
+        "step": 1,
+        "seed": 0,
+        "round": 1,
+        "states": {},
+        "fields": {},
+    }
     answers = [decode(host.handle("0", encode(first))) for _ in range(3)]
     assert [answer["fields"]["count"] for answer in answers] == [1, 1, 1]
     assert {answer["state"] for answer in answers} == {"000001-0"}

@@ -227,7 +227,7 @@ def test_what_a_client_declares_reaches_the_ledger_of_the_server(federate, told)
         [(parcel, times)] = ledger.histories[client].items()
         name, fields = ledger.parcels[parcel]
         recorded = {field: None if number is None else ledger.guarantees[number] for field, number in fields}
-        assert (name, times) == ("pb_declared", 1)
+        assert (name, times) == ("test_privacy_budget.pb_declared", 1)
         # "other" is empty in this reply: it counts when a mechanism made it so, and "number" always does.
         # The noise of this federation comes from its seed, and the ledger says so.
         assert recorded == {"number": None} | {name: guarantee.seeded() for name, guarantee in given_.items()}

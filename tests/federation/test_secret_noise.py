@@ -59,7 +59,15 @@ def test_the_server_has_secret_noise_too(federate, tmp_path):
 
 def sent(host: TaskHost, **changes: Any) -> torch.Tensor:
     """The noise that client 0 draws for a request."""
-    request = {"task": "sn_asked", "id": "0", "step": 1, "seed": 0, "round": 1, "states": {}, "fields": {"what": 1.0}}
+    request = {
+        "task": sn_asked.name,
+        "id": "0",
+        "step": 1,
+        "seed": 0,
+        "round": 1,
+        "states": {},
+        "fields": {"what": 1.0},
+    }
     return decode(host.handle("0", encode(request | changes)))["fields"]["noise"]
 
 

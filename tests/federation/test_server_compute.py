@@ -75,7 +75,10 @@ def test_faults_spare_it(federate):
 
 @pytest.mark.parametrize("where", ENGINES)
 def test_a_piece_that_fails_ends_the_run_with_its_message(federate, where):
-    with pytest.raises(FedsynthError, match='own work failed in task "sw_break": ArithmeticError: seven is too many'):
+    with pytest.raises(
+        FedsynthError,
+        match='own work failed in task "test_server_compute.sw_break": ArithmeticError: seven is too many',
+    ):
         federate(**where).compute(sw_break, {"a": {"text": "seven is too many"}})
 
 
@@ -141,4 +144,5 @@ def test_the_summary_tells_its_seconds(tmp_path: Path):
     assert all(torch.equal(w, forked.weights[n]) for n, w in here.weights.items())
     plain = fedsynth.run("fedavg", engine={"workers": 1}, **setting)
     assert plain.summary.server_seconds == 0
-    assert set(here.summary.bytes.by_task) == set(plain.summary.bytes.by_task) == {"train", "score"}
+    assert set(here.summary.bytes.by_task) == {"local_training.train", "views.score"}
+    assert set(plain.summary.bytes.by_task) == {"fedavg.train", "views.score"}

@@ -93,7 +93,7 @@ def test_a_request_that_does_not_fit_is_refused_by_name(lenient, fields, name):
     failure = fail_of(lenient, tt_double, **fields)
     assert failure.kind == "task error"
     assert f'"{name}"' in failure.message
-    assert '"tt_double"' in failure.message
+    assert '"test_tasks.tt_double"' in failure.message
 
 
 def test_weights_must_be_tensors(lenient):
@@ -146,8 +146,8 @@ def test_a_guarantee_for_a_field_that_is_not_there_is_refused(lenient):
 
 
 def test_an_unknown_task_is_named_with_the_nearest():
-    with pytest.raises(TaskError, match=r'"tt_dubble".*"tt_double"'):
-        find_task("tt_dubble")
+    with pytest.raises(TaskError, match=r'"test_tasks.tt_dubble".*"test_tasks.tt_double"'):
+        find_task("test_tasks.tt_dubble")
 
 
 def test_a_task_must_say_what_it_returns():
@@ -161,7 +161,7 @@ def test_a_task_must_say_what_it_returns():
 def test_two_tasks_of_one_name_in_different_modules_are_refused():
     twin = types.FunctionType(tt_double.function.__code__, globals(), "tt_double")
     twin.__annotations__ = dict(tt_double.function.__annotations__)
-    twin.__module__ = "elsewhere"
+    twin.__module__ = "elsewhere.test_tasks"
     with pytest.raises(TaskError, match="tt_double.*elsewhere"):
         task(twin)
 
@@ -173,9 +173,9 @@ def test_what_leaves_is_recorded_with_its_guarantee(federate):
     fed.broadcast(tt_protected, to=["0", "1"])
     rows = [row for row in fed.participation.ledger.rows(1e-5) if row.kind == "release"]
     assert [(row.release, row.what, row.clients, row.times, row.mechanism) for row in rows] == [
-        ("tt_double.number", "a number", ["0"], 2, "none"),
-        ("tt_double.number", "a number", ["1", "2", "3"], 1, "none"),
-        ("tt_protected.number", "a number", ["0", "1"], 1, "Gaussian noise, std 2"),
+        ("test_tasks.tt_double.number", "a number", ["0"], 2, "none"),
+        ("test_tasks.tt_double.number", "a number", ["1", "2", "3"], 1, "none"),
+        ("test_tasks.tt_protected.number", "a number", ["0", "1"], 1, "Gaussian noise, std 2"),
     ]
     assert [row.epsilon for row in rows] == [None, None, pytest.approx(1.9931, abs=6e-5)]
 

@@ -41,7 +41,7 @@ def answers(fed: Federation) -> tuple[Any, ...]:
     """Who was asked, who answered, who failed when and why, and what the ledger says of it."""
     seen = fed.participation
     failures = [(row["client"], row["kind"], row["round"]) for row in seen.failures]
-    ledger = [{k: v for k, v in row.items() if k not in ("release", "task")} for row in seen.ledger.rows(1e-5)]
+    ledger = [row.model_dump(exclude={"release", "task"}) for row in seen.ledger.rows(1e-5)]
     return seen.asked, seen.answered, failures, seen.client_epochs, fed.engine.clock, ledger
 
 

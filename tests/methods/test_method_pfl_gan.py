@@ -294,9 +294,9 @@ def forge(monkeypatch: pytest.MonkeyPatch, twist: Any) -> None:
     train = client_gans.train_gan
     current = []
 
-    def training(gan, x, y, *args, **kwargs):
-        current.append(len(y))
-        return train(gan, x, y, *args, **kwargs)
+    def training(gan, images, *args, **kwargs):
+        current.append(len(images.y))
+        return train(gan, images, *args, **kwargs)
 
     def sent(weights):
         return twist(honest(weights)) if current[-1] == MALICIOUS_SIZE else honest(weights)

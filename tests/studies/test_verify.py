@@ -25,7 +25,7 @@ LIKE = {
     "gan_latent": 3,
     "encoder_steps": 2,
     "encoder_latent": 4,
-    "made_per_class": 3,
+    "samples_per_class": 3,
 }
 QUICK: dict[str, dict[str, Any]] = {
     "pfl_gan": LIKE | {"refined_steps": 2},
@@ -88,35 +88,56 @@ def test_the_example_keeps_every_promise(copy_of_the_example) -> None:
     assert [found[name] for name in PROMISES] == ["kept"] * 5
 
 
-MIX = "        state.model = weighted_mean([(state.model, cfg.beta), (state.newest, 1 - cfg.beta)])"
+MIX = "            state.model = weighted_mean([(state.model, cfg.beta), (state.newest, 1 - cfg.beta)])"
+IMPORTS = "from fedsynth.api import Federation, Field, MethodConfig, Outcome, State, method, train, weighted_mean\n"
+
+
+def own_task(draw: str = 'client.rng("batches")', summary: str = "") -> tuple[str, str]:
+    """FedAvg's task written out in the copy, with these random numbers, and this sent beside the weights."""
+    return (
+        IMPORTS,
+        f"""import numpy
+from fedsynth.api import *
+from fedsynth.api import Client, LocalTraining, ModelSpec, Update, Weights, fit, leaves, task, weights_of
+
+
+class Learned(Update):
+    summary: Weights = leaves("a summary", default={{}})
+
+
+@task
+def train(client: Client, model: Weights, spec: ModelSpec, training: LocalTraining) -> Learned:
+    net = client.build(spec, model)
+    x, y = client.data.train.tensors()
+    fit(net, x, y, training, {draw})
+    return client.release(Learned(model=weights_of(net), examples=len(y){summary}))
+""",
+    )
+
+
 BROKEN_COPIES = {
     "never quite FedAvg": ([(MIX, MIX.replace("cfg.beta), (", "cfg.beta + 0.01), ("))], {"identity"}),
-    "random numbers of its own": (
-        [
-            ('fit(net, x, y, training, client.rng("batches"))', "fit(net, x, y, training, numpy.random.default_rng())"),
-            ("from pydantic import Field", "import numpy\nfrom pydantic import Field"),
-        ],
-        {"identity", "determinism", "resume"},
-    ),
+    "random numbers of its own": ([own_task("numpy.random.default_rng()")], {"identity", "determinism", "resume"}),
     "a count that is not in the state": (
-        [(MIX, "        fed.steps = getattr(fed, 'steps', 0) + 1\n" + MIX.replace("cfg.beta", "cfg.beta / fed.steps"))],
-        {"resume"},
-    ),
-    "sends a few images as a summary": (
         [
             (
-                '    examples: int = leaves("number',
-                '    summary: Weights = leaves("a summary")\n    examples: int = leaves("number',
-            ),
-            ("examples=len(y)))", 'examples=len(y), summary={"some": x[:2]}))'),
+                MIX,
+                "            fed.seen = getattr(fed, 'seen', 0) + 1\n" + MIX.replace("cfg.beta", "cfg.beta / fed.seen"),
+            )
         ],
-        {"what leaves"},
+        {"resume"},
     ),
+    "sends a few images as a summary": ([own_task(summary=', summary={"some": x[:2]}')], {"what leaves"}),
     "needs everybody": (
-        [("        if not replies:  # nobody could be reached: the models wait\n            continue\n", "")],
+        [("        if replies:  #", "        if True:  #"), (" if replies else {}", "")],
         {"dead clients"},
     ),
 }
+
+
+def test_a_copy_with_a_task_of_its_own_keeps_every_promise(copy_of_the_example) -> None:
+    code, found = verified(copy_of_the_example(own_task()))
+    assert (code, [found[name] for name in PROMISES]) == (0, ["kept"] * 5)
 
 
 @pytest.mark.parametrize("name", BROKEN_COPIES)
