@@ -20,8 +20,8 @@ from typing import Literal
 from pydantic import Field
 
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.methods.fedprox import ProximalRule
-from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.methods.fedprox import ProximalObjective
+from fedsynth.components.loop import LoopConfig, federated_loop
 
 CONTROLS = {
     "without synthesis": {"synthetic": "none"},
@@ -38,7 +38,7 @@ class PatchedConfig(LoopConfig):
 def patched(fed: Federation, cfg: PatchedConfig) -> Outcome:
     "Stands for a method with synthetic data; without it, it is FedAvg."
     strength = {"good": cfg.strength, "noise": 2 * cfg.strength, "none": 0}[cfg.synthetic]
-    return loop_outcome(federated_loop(fed, cfg, objective=ProximalRule(mu=strength)))
+    return federated_loop(fed, cfg, objective=ProximalObjective(mu=strength))
 
 @method("misspelt", config=PatchedConfig, controls={"noise": {"synthetc": "noise"}})
 def misspelt(fed: Federation, cfg: PatchedConfig) -> Outcome:

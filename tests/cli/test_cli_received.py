@@ -19,14 +19,14 @@ from fedsynth.studies.compare import finish_comparison
 PLUGIN = """
 from pathlib import Path
 from fedsynth.federation import Federation, Outcome, method
-from fedsynth.components.loop import LoopConfig, federated_loop, loop_outcome
+from fedsynth.components.loop import LoopConfig, federated_loop
 
 Path({witness!r}).touch()
 
 @method("theirs", config=LoopConfig)
 def theirs(fed: Federation, cfg: LoopConfig) -> Outcome:
     "FedAvg."
-    return loop_outcome(federated_loop(fed, cfg))
+    return federated_loop(fed, cfg)
 """
 
 

@@ -321,7 +321,7 @@ def test_a_quorum_lets_a_run_finish_and_list_who_failed(fedsynth, tiny, tmp_path
     [failure] = done.json["failures"]
     assert failure["client"] == "1"
     assert failure["round"] == 2
-    assert failure["task"] == "stumble"
+    assert failure["task"] == "mine.stumble"
 
 
 def test_a_run_with_faults_finishes_and_lists_them(fedsynth, tiny, tmp_path):
