@@ -114,6 +114,11 @@ def masked(client: Client, secure: SecureRound, values: Values, weight: int) -> 
     return torch.from_numpy(words)
 
 
+def least_in_sum(client: Client, secure: SecureRound) -> int:
+    """How many clients the smallest sum has that this client will help to open."""
+    return int(under_way(client, secure.session)[0]["threshold"])
+
+
 @task
 def open_sum(
     client: Client, session: str, stayed: list[str], left: list[str], shares: dict[str, str], scope: Scope | None = None
@@ -174,10 +179,11 @@ def secured(guarantee: Guarantee | None, clients: int) -> Guarantee:
 
 @dataclass(frozen=True)
 class SecureMean:
-    """The weighted mean of the numbers of those whose numbers arrived."""
+    """The weighted mean of the numbers of those whose numbers arrived. `least`: as few could have been opened."""
 
     values: Values
     clients: list[str]
+    least: int
 
 
 def secure_mean(
@@ -200,7 +206,7 @@ def secure_mean(
     if not under_way.goes_on(asked, sent, len(sent)):
         return None
     total = under_way.opened(list(sent), _added(reply.masked for reply in sent.values()))
-    return None if total is None else SecureMean(from_words(total)[1], list(sent))
+    return None if total is None else SecureMean(from_words(total)[1], list(sent), under_way.threshold)
 
 
 class _Sum:

@@ -14,6 +14,8 @@ from fedsynth.federation.store import alone, lock_of, write_atomically
 from fedsynth.federation.tasks import Task
 from fedsynth.privacy import Budget, Guarantee, Spending, say_epsilon
 
+FROM_SUMS = ("all but a malicious server", "all but the server")  # what a site that trusts sums takes of masked numbers
+
 
 class SitePolicy(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The `[policy]` table of a site's file."""
@@ -31,7 +33,7 @@ class SitePolicy(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     trust_sum: bool = Field(
         False,
         description="with unprotected = false: whether masked numbers may leave although only noise that the server "
-        "adds protects their sum",
+        "adds, or a share of it that each client adds, protects their sum",
     )
     epsilon: float | None = Field(
         None, gt=0, description="largest ε that this site spends on a record, over all runs together"
@@ -82,7 +84,7 @@ class SitePolicy(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         """Whether a field is protected from the server, too, or says nothing."""
         if guarantee is None:
             return empty(value)
-        trusted = self.trust_sum and guarantee.masked and guarantee.against == "all but the server"
+        trusted = self.trust_sum and guarantee.masked and guarantee.against in FROM_SUMS
         return guarantee.proven and (guarantee.against == "everybody" or trusted)
 
 

@@ -18,17 +18,22 @@ Scope = tuple[Unit, Adjacency]
 
 Against = Literal[
     "everybody",
+    "all but a malicious server",
     "all but the server",
     "all but holders of the seed",
+    "all but a malicious server and holders of the seed",
     "all but the server and holders of the seed",
 ]
-"""Against whom a guarantee holds. The server sends the seed with every request: it always holds it."""
+"""Against whom a guarantee holds. The server sends the seed with every request: it always holds it. A malicious server
+does not keep to the protocol."""
 
 _EXCEPTED: dict[Against, frozenset[str]] = {
     "everybody": frozenset(),
-    "all but the server": frozenset({"server"}),
+    "all but a malicious server": frozenset({"malicious"}),
+    "all but the server": frozenset({"malicious", "server"}),
     "all but holders of the seed": frozenset({"seed"}),
-    "all but the server and holders of the seed": frozenset({"server", "seed"}),
+    "all but a malicious server and holders of the seed": frozenset({"malicious", "seed"}),
+    "all but the server and holders of the seed": frozenset({"malicious", "server", "seed"}),
 }
 
 LARGEST = 1e12  # of any number here: far beyond sense, and safe to square and to add up

@@ -222,8 +222,10 @@ def ledger_words(rows: Sequence[LedgerRow]) -> list[str]:
 def _weaknesses(protected: Sequence[LedgerRow]) -> Iterable[str]:
     """Against whom what was proven does not hold; the last words, because all before them depend on it."""
     against = {row.against for row in protected if row.cost}
-    if any("server" in who for who in against):
+    if any("the server" in who for who in against):
         yield "The server itself is not among those that it holds against: it sees what was sent before its noise."
+    elif any("server" in who for who in against):
+        yield "It holds against a server that keeps to the protocol: one that makes up clients sees more than a sum."
     if any("seed" in who for who in against):
         yield SEED_KNOWN
 

@@ -45,6 +45,6 @@ def guarantees(draw: st.DrawFn, events: st.SearchStrategy = gaussians | other_ev
         covered=draw(texts),
         not_covered=draw(texts),
         claimed=draw(texts),
-        against=draw(st.sampled_from(["everybody", "all but the server"])),
+        against=draw(st.sampled_from(["everybody", "all but a malicious server", "all but the server"])),
         masked=draw(st.booleans()),
     )
