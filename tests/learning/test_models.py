@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
+import fedsynth.learning.features  # noqa: F401  (registers more models)
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.learning.models import MODELS, ModelSpec, PoolReLU, build_model, instantiate
 from fedsynth.learning.weights import (

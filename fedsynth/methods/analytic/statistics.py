@@ -15,7 +15,7 @@ from fedsynth.components.released_sums import Statistic, release_sum
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.federation import Client, Message
 from fedsynth.federation.trials import FAR, Trial
-from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.ridge import RidgeSums, lifted
 from fedsynth.learning.weights import Weights
 from fedsynth.privacy.mechanisms import clip_rows
@@ -30,18 +30,17 @@ class Features(Message):
     spec: ModelSpec
     model: Weights = Field(default_factory=dict)
 
-    def of_training_examples(self, client: Client) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of features, in float64, and labels. A body without weights computes in float64, too."""
-        body = client.build(self.spec, self.model or None).eval().body
+    def network(self, client: Client) -> Classifier:
+        """The model at a client."""
+        return client.build(self.spec, self.model or None).eval()
+
+    def batches(self, client: Client, network: Classifier) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features of the training examples and labels, in float64; a body without weights computes in it, too."""
         x, y = client.data.train.tensors()
+        kind = torch.float32 if self.model else torch.float64
         with torch.inference_mode():
             for images, labels in zip(x.split(AT_A_TIME), y.split(AT_A_TIME), strict=True):
-                images = images.to(client.device, torch.float32 if self.model else torch.float64)
-                yield body(images).double(), labels
-
-    def length(self, client: Client) -> int:
-        """How many there are of an example."""
-        return client.build(self.spec, self.model or None).head.in_features
+                yield network.body(images.to(client.device, kind)).double(), labels
 
 
 class FeatureSum(Statistic, name="feature_sum"):
@@ -57,8 +56,9 @@ class FeatureSum(Statistic, name="feature_sum"):
         return 1.0
 
     def total(self, client: Client) -> Tensor:
-        total = torch.zeros(self.of.length(client) + 1, dtype=torch.float64)
-        for features, labels in self.of.of_training_examples(client):
+        network = self.of.network(client)
+        total = torch.zeros(network.head.in_features + 1, dtype=torch.float64)
+        for features, labels in self.of.batches(client, network):
             total[:-1] += math.sqrt(1 - COUNT**2) * clip_rows(features / self.length, 1.0).sum(0).cpu()
             total[-1] += COUNT * len(labels)
         return total
@@ -69,7 +69,7 @@ class FeatureSum(Statistic, name="feature_sum"):
         return clip_rows(total[None, :-1] / (math.sqrt(1 - COUNT**2) * examples), 1.0)[0] * self.length
 
     def trial(self, schema: Schema, mu: float) -> Trial:
-        return far_trial(FeatureSum(of=COLUMNS, length=1.0), schema.classes, mu)
+        return far_trial(type(self)(of=COLUMNS, length=1.0), schema.classes, mu)
 
 
 class RidgeMoments(Statistic, name="ridge_moments"):
@@ -89,8 +89,9 @@ class RidgeMoments(Statistic, name="ridge_moments"):
         return math.inf if self.radius is None else math.sqrt(2)
 
     def total(self, client: Client) -> Tensor:
-        sums = RidgeSums.none(self.of.length(client), client.schema.classes)
-        for features, labels in self.of.of_training_examples(client):
+        network = self.of.network(client)
+        sums = RidgeSums.none(network.head.in_features, client.schema.classes)
+        for features, labels in self.of.batches(client, network):
             sums.add(lifted(self.measured(features)), labels)
         return sums.packed()
 
@@ -100,7 +101,7 @@ class RidgeMoments(Statistic, name="ridge_moments"):
         return q if self.radius is None else clip_rows(q / self.radius, 1.0)
 
     def trial(self, schema: Schema, mu: float) -> Trial:
-        return far_trial(RidgeMoments(of=COLUMNS, radius=1.0), schema.classes, mu)
+        return far_trial(type(self)(of=COLUMNS, radius=1.0), schema.classes, mu)
 
 
 # -- how an audit tests it ------------------------------------------------------------------------------------------

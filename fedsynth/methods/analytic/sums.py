@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 
 from torch import Tensor
@@ -45,8 +46,11 @@ class Gathering:
 
     def gather(self) -> SumsState:
         """The sums of all clients but those who leave: of an earlier run, or asked for now."""
-        fed, cfg, left = self.fed, self.cfg, leaving(self.fed, self.cfg)
-        kept = earlier_sums(fed, cfg.start, self.state.about) if cfg.start else {}
+        fed, cfg = self.fed, self.cfg
+        kept = earlier_sums(cfg.start, self.state.about) if cfg.start else {}
+        left = leaving(fed, cfg, kept)
+        if kept:
+            fed.note(f'Sums of "{Path(str(cfg.start)).name}" are used: what clients sent then is in the ledger there.')
         for client, total in kept.items():
             if client not in left:
                 self.add_one(client, total)
@@ -83,7 +87,7 @@ def groups_of(clients: list[str], cfg: AnalyticConfig) -> list[list[str]]:
 
 def noisy_mean(fed: Federation, cfg: AnalyticConfig, asked: FeatureSum) -> Tensor | None:
     """The mean of the features of all clients but those who leave; None where nobody could be reached."""
-    left, total = leaving(fed, cfg), None
+    left, total = leaving(fed, cfg, {}), None
     for clients in groups_of([client for client in fed.clients if client not in left], cfg):
         found = released_sum(fed, asked, cfg.mu(CENTRE_SHARE), cfg.sums(), to=clients, attempts=ATTEMPTS)
         if found is not None:
@@ -98,15 +102,22 @@ def weighed(total: Tensor, weights: str, features: int, classes: int) -> Tensor:
     return total / max(1.0, float(RidgeSums.unpacked(total, features, classes).examples.sum()))
 
 
-def leaving(fed: Federation, cfg: AnalyticConfig) -> set[str]:
+def leaving(fed: Federation, cfg: AnalyticConfig, kept: Collection[str]) -> set[str]:
     """The clients that are left out."""
+    known = {*fed.clients, *kept}
     for client in cfg.leave:
-        if client not in fed.clients:
-            raise ConfigError(f'method.leave names "{client}", which is no client here.{nearest(client, fed.clients)}')
+        if client not in known:
+            raise ConfigError(f'method.leave names "{client}", which is no client here.{nearest(client, known)}')
+    gone = sorted(set(kept) - {*fed.clients, *cfg.leave})
+    if gone:
+        raise ConfigError(
+            f'method.start = "{cfg.start}": "{gone[0]}" took part then and is no client now. If it is to be forgotten, '
+            f'set method.leave = ["{gone[0]}"].'
+        )
     return set(cfg.leave)
 
 
-def earlier_sums(fed: Federation, start: str, about: str) -> dict[str, Tensor]:
+def earlier_sums(start: str, about: str) -> dict[str, Tensor]:
     """The sums of each client that an earlier run kept: nothing leaves them again."""
     try:
         kept = Journal(Path(start)).phase(PHASE)["state"]
@@ -117,9 +128,6 @@ def earlier_sums(fed: Federation, start: str, about: str) -> dict[str, Tensor]:
         raise ConfigError(f'method.start = "{start}": that run kept no sums. Run it with method.keep = true.')
     if made_of != about:
         raise ConfigError(f'method.start = "{start}": its sums are of other features than those asked for here.')
-    if set(each) - set(fed.clients):
-        raise ConfigError(f'method.start = "{start}": it had other clients.')
-    fed.note(f'Sums of clients are those of "{Path(start).name}": what they sent then is in the ledger there.')
     return each
 
 
