@@ -123,12 +123,7 @@ PARTS = [
     ),
     Part("cifar10-lognormal", partial(agg_setting, "cifar10", 1.0, 40, 8000), AGG, few=FEW),
     *(
-        Part(
-            f"fashion-lognormal-{gamma:g}",
-            partial(agg_setting, "fashion-mnist", gamma, 30, 8000),
-            AGG_SHORT,
-            seeds=1,
-        )
+        Part(f"fashion-lognormal-{gamma:g}", partial(agg_setting, "fashion-mnist", gamma, 30, 8000), AGG_SHORT, seeds=1)
         for gamma in (0.1, 10.0)
     ),
 ]

@@ -18,19 +18,7 @@ from fedsynth.components.slots import (
     ServerOptimizer,
 )
 from fedsynth.components.synthetic_store import keep_samples, kept_samples
-from fedsynth.federation import (
-    Client,
-    Done,
-    Federation,
-    Message,
-    Outcome,
-    Replies,
-    Reply,
-    State,
-    leaves,
-    method,
-    task,
-)
+from fedsynth.federation import Client, Done, Federation, Message, Outcome, Replies, Reply, State, leaves, method, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import Classifier, ModelSpec, model

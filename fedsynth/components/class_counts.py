@@ -69,11 +69,7 @@ def released_counts(client: Client) -> np.ndarray:
 
 
 def class_counts(
-    fed: Federation,
-    epsilon: float | None = None,
-    delta: float = 1e-5,
-    keep: bool = False,
-    attempts: int = 1,
+    fed: Federation, epsilon: float | None = None, delta: float = 1e-5, keep: bool = False, attempts: int = 1
 ) -> dict[str, np.ndarray]:
     """The class counts of all clients that answer, exact or with noise for (ε, δ)."""
     replies = fed.broadcast(count_classes, attempts=attempts, epsilon=epsilon, delta=delta, keep=keep)

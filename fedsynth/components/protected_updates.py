@@ -33,13 +33,7 @@ from fedsynth.learning.aggregators import only
 from fedsynth.learning.effort import count_examples, measured_effort
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
 from fedsynth.learning.weights import Weights
-from fedsynth.privacy import (
-    GaussianEvent,
-    Guarantee,
-    PrivacyConfig,
-    gaussian_sigma,
-    sampled_gaussian_noise,
-)
+from fedsynth.privacy import GaussianEvent, Guarantee, PrivacyConfig, gaussian_sigma, sampled_gaussian_noise
 from fedsynth.privacy.config import LARGEST, SMALLEST
 from fedsynth.privacy.dpsgd import DpSgdTraining, check_model, dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.guarantee import EVERY_UPDATE, NUMBER_PUBLIC, constant_guarantee

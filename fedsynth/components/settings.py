@@ -38,8 +38,7 @@ class TrainConfig(BaseModel):
         description="share of the clients picked each round",
     )
     norm_buffers: Literal["average", "local", "recalibrate"] = Field(
-        "average",
-        description="BatchNorm's running statistics: averaged, kept at the clients, or measured anew",
+        "average", description="BatchNorm's running statistics: averaged, kept at the clients, or measured anew"
     )
     quorum: float | None = Field(
         None, ge=0, le=1, description="share of the asked clients that must answer (all; with faults, none)"

@@ -43,12 +43,7 @@ class Requests:
         return self._seconds + time.perf_counter() - self._clock
 
     def broadcast(
-        self,
-        task: Task,
-        to: Iterable[str] | None = None,
-        quorum: float | None = None,
-        attempts: int = 1,
-        **fields: Any,
+        self, task: Task, to: Iterable[str] | None = None, quorum: float | None = None, attempts: int = 1, **fields: Any
     ) -> Replies:
         """The same request to many clients (all, unless `to` says which). `quorum` stands in for the policy's.
 
@@ -63,11 +58,7 @@ class Requests:
         return self._ask_repeatedly(task, bodies, quorum, attempts, again)
 
     def scatter(
-        self,
-        task: Task,
-        requests: Mapping[str, Mapping[str, Any]],
-        quorum: float | None = None,
-        attempts: int = 1,
+        self, task: Task, requests: Mapping[str, Mapping[str, Any]], quorum: float | None = None, attempts: int = 1
     ) -> Replies:
         """A different request to each client; `quorum` and `attempts` as in `broadcast`."""
 

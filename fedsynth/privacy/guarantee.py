@@ -86,8 +86,7 @@ class PureEvent(_Frozen):
 
 
 Event = Annotated[
-    GaussianEvent | DiscreteGaussianEvent | LaplaceEvent | SampledGaussianEvent | PureEvent,
-    Field(discriminator="kind"),
+    GaussianEvent | DiscreteGaussianEvent | LaplaceEvent | SampledGaussianEvent | PureEvent, Field(discriminator="kind")
 ]
 
 

@@ -153,12 +153,7 @@ class Calibrated(Sharing):
         if not clients:
             return
         replies = self.fed.broadcast(
-            share_statistics,
-            to=clients,
-            model=state.frozen,
-            spec=self.cfg.model,
-            vae=self.vae,
-            calibration=self.noise,
+            share_statistics, to=clients, model=state.frozen, spec=self.cfg.model, vae=self.vae, calibration=self.noise
         )
         state.shared = state.shared | {client: Shared(statistics=r.statistics) for client, r in replies.items()}
 
