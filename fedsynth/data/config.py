@@ -35,11 +35,11 @@ class DataConfig(BaseModel):
     dir: Path | None = Field(
         default=None, description="Folder of the known data sets; otherwise the variable FEDSYNTH_DATA."
     )
-    limit: int | None = Field(default=None, ge=1, description="Keep this many training examples, stratified by class.")
+    limit: int | None = Field(None, ge=1, description="Keep this many training examples, stratified by class.")
     classes: tuple[ClassList, ...] | ClassList | None = Field(
         default=None, description="Keep only these labels or class names, renumbered; one list per source if several."
     )
-    label: str = Field(default="label", description="Column of a csv or parquet file that holds the label.")
+    label: str = Field("label", description="Column of a csv or parquet file that holds the label.")
     client_column: str | None = Field(
         default=None, description="Column of a csv or parquet file that says which client a row belongs to."
     )
@@ -49,8 +49,8 @@ class DataConfig(BaseModel):
     image_size: int | tuple[int, int] | None = Field(
         default=None, description="Resize images to this side, or to [height, width]."
     )
-    validation: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for validation.")
-    test: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for its own test.")
+    validation: float = Field(0.1, ge=0, lt=1, description="Fraction of each client's data for validation.")
+    test: float = Field(0.1, ge=0, lt=1, description="Fraction of each client's data for its own test.")
     label_noise: float = Field(
         default=0, ge=0, le=1, description="Fraction of the training labels that are wrong, for tests of robustness."
     )

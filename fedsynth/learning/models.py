@@ -32,8 +32,8 @@ class ModelSpec(BaseModel):
     name: str = Field(
         default="cnn", description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18."
     )
-    norm: Norm = Field(default="auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
-    groups: PositiveInt = Field(default=4, description='Groups of each GroupNorm layer, with norm = "group".')
+    norm: Norm = Field("auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
+    groups: PositiveInt = Field(4, description='Groups of each GroupNorm layer, with norm = "group".')
     hidden: tuple[PositiveInt, ...] | None = Field(
         default=None, description="Sizes of the hidden fully connected layers; none given means the model's own."
     )

@@ -32,9 +32,9 @@ class GanSpec(BaseModel):
         description="wgan_gp: Wasserstein with gradient penalty; r1: non-saturating with R1, faster; "
         "vae: a variational auto-encoder, stable and blurred.",
     )
-    conditional: bool = Field(default=True, description="Whether images are generated for a class.")
-    channels: PositiveInt = Field(default=16, description="Channels at the finest level; doubled at each coarser one.")
-    latent: PositiveInt = Field(default=64, description="Length of the random vector an image is generated from.")
+    conditional: bool = Field(True, description="Whether images are generated for a class.")
+    channels: PositiveInt = Field(16, description="Channels at the finest level; doubled at each coarser one.")
+    latent: PositiveInt = Field(64, description="Length of the random vector an image is generated from.")
 
 
 class Gan(nn.Module):

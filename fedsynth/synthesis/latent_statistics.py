@@ -109,7 +109,7 @@ class Calibration:
     epsilon: float = Field(ge=1e-6, le=1e6)
     delta: float = Field(gt=0, lt=1)
     # longest latent (minus ½) as a share of the longest possible
-    clip: float = Field(default=1.0, ge=1e-6, le=1)
+    clip: float = Field(1.0, ge=1e-6, le=1)
     moments: bool = True
 
     @property

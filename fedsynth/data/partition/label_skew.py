@@ -60,11 +60,11 @@ class LognormalConfig(PartitionConfig):
 
     name: Literal["lognormal"] = "lognormal"
     min_size: MinSize = 10
-    mu: float = Field(default=1.0, description="Mean of the logarithm of the size (eq. 16).")
-    sigma: float = Field(default=2.0, ge=0, description="Standard deviation of the logarithm of the size (eq. 16).")
-    bias: int = Field(default=10, ge=0, description="Added to every size (eq. 16).")
-    gamma: float = Field(default=1.0, gt=0, description="Classes are Dirichlet(gamma x prior) (eq. 17); small: skewed.")
-    use_all: bool = Field(default=False, description="Scale the sizes so that all examples are used.")
+    mu: float = Field(1.0, description="Mean of the logarithm of the size (eq. 16).")
+    sigma: float = Field(2.0, ge=0, description="Standard deviation of the logarithm of the size (eq. 16).")
+    bias: int = Field(10, ge=0, description="Added to every size (eq. 16).")
+    gamma: float = Field(1.0, gt=0, description="Classes are Dirichlet(gamma x prior) (eq. 17); small: skewed.")
+    use_all: bool = Field(False, description="Scale the sizes so that all examples are used.")
 
 
 @partitioner(LognormalConfig, aliases=("log-normal", "log_normal"))
@@ -136,8 +136,8 @@ class MajorMinorConfig(PartitionConfig):
     """Keys of `major_minor`."""
 
     name: Literal["major_minor"] = "major_minor"
-    major: int = Field(default=4, ge=1, description="How many classes are large at each client.")
-    ratio: int = Field(default=10, ge=1, description="How many times larger they are than the others.")
+    major: int = Field(4, ge=1, description="How many classes are large at each client.")
+    ratio: int = Field(10, ge=1, description="How many times larger they are than the others.")
 
 
 @partitioner(MajorMinorConfig, aliases=("major-minor",))
@@ -167,9 +167,9 @@ class FewSampleConfig(PartitionConfig):
     """Keys of `few_sample`."""
 
     name: Literal["few_sample"] = "few_sample"
-    samples_per_class: int = Field(default=300, ge=1, description="Examples of an ordinary class at each client.")
-    few_classes: int = Field(default=3, ge=0, description="How many classes are rare at each client.")
-    few_samples: int = Field(default=15, ge=0, description="Examples of a rare class at each client.")
+    samples_per_class: int = Field(300, ge=1, description="Examples of an ordinary class at each client.")
+    few_classes: int = Field(3, ge=0, description="How many classes are rare at each client.")
+    few_samples: int = Field(15, ge=0, description="Examples of a rare class at each client.")
 
 
 @partitioner(FewSampleConfig, aliases=("few-sample",))
@@ -205,7 +205,7 @@ class MultimodalConfig(PartitionConfig):
     mode_shares: tuple[float, ...] = Field(
         default=(0.6, 0.3, 0.1), min_length=1, description="Fraction of the clients in each mode; one number per mode."
     )
-    classes_per_client: int = Field(default=2, ge=1, description="How many classes of its mode each client has.")
+    classes_per_client: int = Field(2, ge=1, description="How many classes of its mode each client has.")
 
     @field_validator("mode_shares")
     @classmethod
