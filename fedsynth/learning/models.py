@@ -30,18 +30,18 @@ class ModelSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(
-        default="cnn", description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18."
+        "cnn", description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18."
     )
     norm: Norm = Field("auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
     groups: PositiveInt = Field(4, description='Groups of each GroupNorm layer, with norm = "group".')
     hidden: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="Sizes of the hidden fully connected layers; none given means the model's own."
+        None, description="Sizes of the hidden fully connected layers; none given means the model's own."
     )
     channels: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="Output channels of each convolutional block; none given means the model's own."
+        None, description="Output channels of each convolutional block; none given means the model's own."
     )
     latent: PositiveInt | None = Field(
-        default=None, description="Size of the latent that latent_cnn classifies; none given means the model's own."
+        None, description="Size of the latent that latent_cnn classifies; none given means the model's own."
     )
 
 

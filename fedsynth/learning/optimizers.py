@@ -27,7 +27,7 @@ class LocalTraining(BaseModel):
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of SGD.")
     weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay.")
     max_grad_norm: PositiveFloat | None = Field(
-        default=None, description="Longer gradients are shortened to this norm; none given means no limit."
+        None, description="Longer gradients are shortened to this norm; none given means no limit."
     )
 
 

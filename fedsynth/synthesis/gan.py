@@ -28,7 +28,7 @@ class GanSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["wgan_gp", "r1", "vae"] = Field(
-        default="wgan_gp",
+        "wgan_gp",
         description="wgan_gp: Wasserstein with gradient penalty; r1: non-saturating with R1, faster; "
         "vae: a variational auto-encoder, stable and blurred.",
     )

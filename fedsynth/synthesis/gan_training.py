@@ -41,11 +41,9 @@ class GanTraining(BaseModel):
     penalty: NonNegativeFloat = Field(10.0, description="Weight of the gradient penalty of wgan_gp.")
     r1: NonNegativeFloat = Field(1.0, description="Weight of the R1 penalty of r1.")
     r1_every: PositiveInt = Field(8, description="The R1 penalty is taken in one of so many critic steps.")
-    average: float = Field(
-        default=0.99, ge=0, lt=1, description="How slowly the generator of r1 follows the one that learns."
-    )
+    average: float = Field(0.99, ge=0, lt=1, description="How slowly the generator of r1 follows the one that learns.")
     kl: NonNegativeFloat = Field(
-        default=4.0, description="Weight of the latents' KL in the loss of vae: 1 draws more freely, and often wrongly."
+        4.0, description="Weight of the latents' KL in the loss of vae: 1 draws more freely, and often wrongly."
     )
     balanced: bool = Field(True, description="Whether all classes are drawn equally often.")
 

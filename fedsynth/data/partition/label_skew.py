@@ -30,11 +30,11 @@ class DirichletConfig(PartitionConfig):
 
     name: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(
-        default=0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: strongly skewed."
+        0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: strongly skewed."
     )
     min_size: MinSize = 10
     self_balancing: bool = Field(
-        default=False, description="Give no more of the next classes to a client that has its fair share already."
+        False, description="Give no more of the next classes to a client that has its fair share already."
     )
 
 
@@ -92,7 +92,7 @@ class NClassConfig(PartitionConfig):
 
     name: Literal["n_class"] = "n_class"
     n: int = Field(
-        default=2,
+        2,
         ge=1,
         validation_alias=AliasChoices("n", "class_per_client", "num_classes_per_partition"),
         description="How many classes each client has, exactly.",
@@ -203,7 +203,7 @@ class MultimodalConfig(PartitionConfig):
 
     name: Literal["multimodal"] = "multimodal"
     mode_shares: tuple[float, ...] = Field(
-        default=(0.6, 0.3, 0.1), min_length=1, description="Fraction of the clients in each mode; one number per mode."
+        (0.6, 0.3, 0.1), min_length=1, description="Fraction of the clients in each mode; one number per mode."
     )
     classes_per_client: int = Field(2, ge=1, description="How many classes of its mode each client has.")
 

@@ -39,7 +39,7 @@ class PartitionConfig(BaseModel):
 
     name: str = Field(description="Which partitioner.")
     num_clients: int = Field(
-        default=10, ge=1, validation_alias=CLIENT_NAMES, description="How many clients the data is divided over."
+        10, ge=1, validation_alias=CLIENT_NAMES, description="How many clients the data is divided over."
     )
     min_size: MinSize = 1
 
