@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedsynth.errors import ConfigError, nearest
 
@@ -14,10 +14,8 @@ ClassList = tuple[int | str, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class DataConfig(BaseModel):
+class DataConfig(BaseModel, frozen=True, extra="forbid"):
     """Where the data comes from. Frozen; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(
         "digits",

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from fedsynth.privacy.rows import LedgerRow
 
 View = Literal["global", "personal"]
 
 
-class Result(BaseModel):
+class Result(BaseModel, frozen=True):
     """Something that was found out; it does not change any more."""
-
-    model_config = ConfigDict(frozen=True)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: the keys that were given."""

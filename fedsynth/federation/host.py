@@ -30,15 +30,12 @@ class DataHolder(Protocol):
     @property
     def schema(self) -> Schema:
         """What the examples look like."""
-        ...
 
     def client(self, client: str, /) -> ClientData:
         """The data of one client."""
-        ...
 
     def pooled(self, part: str, /) -> Dataset:
         """One part of everybody's data, where somebody holds it all."""
-        ...
 
 
 class NotFiniteError(FedsynthError):

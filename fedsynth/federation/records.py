@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from fedsynth.errors import FedsynthError
 
 LARGEST = 1_000_000  # characters of one record: it goes into every checkpoint
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
+class _Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     about: str = ""  # a sentence that says what it is
     round: int = 0
 

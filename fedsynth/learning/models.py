@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError, UserError, nearest
@@ -24,10 +24,8 @@ Shape = tuple[int, ...]
 Norm = Literal["auto", "none", "batch", "group"]
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(BaseModel, frozen=True, extra="forbid"):
     """Which model to build; everything but the shape of the data and the number of classes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(
         "cnn", description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18."

@@ -8,17 +8,15 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 from torch.optim import Optimizer
 
 from fedsynth.errors import ConfigError, nearest
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(BaseModel, frozen=True, extra="forbid"):
     """How one model is trained on one data set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: NonNegativeInt = Field(1, description="Passes over the data; 0 leaves the model as it is.")
     batch_size: PositiveInt = Field(32, description="Examples a step.")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -39,10 +39,8 @@ class Stepper(Protocol):
     def step(self) -> Any: ...
 
 
-class DpSgdNoise(BaseModel):
+class DpSgdNoise(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How much one record may add to a sum of gradients, and the noise that hides it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     clip: PositiveFloat = Field(description="longest gradient of a record; the rest is cut")
     noise: NonNegativeFloat = Field(description="noise multiplier: its standard deviation divided by the clip")

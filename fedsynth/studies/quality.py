@@ -16,15 +16,7 @@ from torch import Tensor
 from fedsynth.data.dataset import Dataset
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.quality import (
-    closer_to_training,
-    coverage,
-    diversity,
-    feature_distance,
-    features_of,
-    train_oracle,
-    trained_on_these_only,
-)
+from fedsynth.evaluation import quality
 from fedsynth.evaluation.results import Measure, OwnGan, Quality
 from fedsynth.experiment.config import make_experiment
 from fedsynth.experiment.files import read_experiment
@@ -69,16 +61,16 @@ def _measure(
 ) -> Quality:
     rows = _as_many_of_each(real[1], y)
     twin = real[0][rows], real[1][rows]
-    oracle = train_oracle(spec, *real, classes)
+    oracle = quality.train_oracle(spec, *real, classes)
     tallies = {
-        USEFUL: trained_on_these_only(spec, x, y, test, classes),
-        AS_REAL: trained_on_these_only(spec, *twin, test, classes),
-        REVERSE: trained_on_these_only(spec, *twin, (x, y), classes),
+        USEFUL: quality.trained_on_these_only(spec, x, y, test, classes),
+        AS_REAL: quality.trained_on_these_only(spec, *twin, test, classes),
+        REVERSE: quality.trained_on_these_only(spec, *twin, (x, y), classes),
         ORACLE: evaluate(oracle, x, y, classes),
     }
-    made, seen, unseen = (features_of(oracle, part) for part in (x, real[0], test[0]))
+    made, seen, unseen = (quality.features_of(oracle, part) for part in (x, real[0], test[0]))
     each = [k for k in range(classes) if (y == k).sum() > 1 and (real[1] == k).sum() > 1]
-    varied = [diversity(seen[real[1] == k], made[y == k]) for k in each]
+    varied = [quality.diversity(seen[real[1] == k], made[y == k]) for k in each]
     known = [value for value in varied if not math.isnan(value)]
     spread = sum(known) / len(known) if known else math.nan
     size = min(len(seen), len(unseen))
@@ -88,12 +80,19 @@ def _measure(
         _row(AS_REAL, tallies[AS_REAL].accuracy, "the same with as many real images of each class: the goal"),
         _row(REVERSE, tallies[REVERSE].accuracy, "low: the images do not look like their classes"),
         _row(ORACLE, tallies[ORACLE].accuracy, f"by a classifier of all real data ({judge:.1%} on the test set)"),
-        _row("coverage", coverage(seen, made), "share of real images with a synthetic one in their neighbourhood"),
+        _row(
+            "coverage", quality.coverage(seen, made), "share of real images with a synthetic one in their neighbourhood"
+        ),
         _row("diversity", spread, "spread within a class, as a share of the real one; near 0: all alike", False),
-        _row("feature distance", feature_distance(made, seen), "1 − mean cosine to real features; 0 is nearest", False),
+        _row(
+            "feature distance",
+            quality.feature_distance(made, seen),
+            "1 − mean cosine to real features; 0 is nearest",
+            False,
+        ),
         _row(
             "closer to training than to held-out records",
-            closer_to_training(x, real[0][:size], test[0][:size]),
+            quality.closer_to_training(x, real[0][:size], test[0][:size]),
             "a screen, not a proof: about 50 % without copying, far above is a warning",
         ),
     ]
@@ -126,7 +125,7 @@ def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> O
         made, seen, unseen = x[y == label], train_x[train_y == label], test_x[test_y == label]
         size = min(len(seen), len(unseen))
         if len(made) and size:
-            rows.append((label, int(counts[label]), closer_to_training(made, seen[:size], unseen[:size])))
+            rows.append((label, int(counts[label]), quality.closer_to_training(made, seen[:size], unseen[:size])))
     return OwnGan(client=client, rows=rows)
 
 

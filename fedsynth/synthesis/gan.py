@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import UserError
@@ -22,10 +22,8 @@ MOST_COMPARED = 200  # images of a class whose pairs are measured: enough for a 
 COLLAPSED = 0.4  # of the mean distance: a class whose images are nearer to each other has collapsed
 
 
-class GanSpec(BaseModel):
+class GanSpec(BaseModel, frozen=True, extra="forbid"):
     """Which GAN, and how large."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["wgan_gp", "r1", "vae"] = Field(
         "wgan_gp",

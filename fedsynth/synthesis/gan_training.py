@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.learning.effort import count_examples
@@ -28,10 +28,8 @@ Moments = dict[str, Tensor]
 """Adam's running means by name ("critic.first.score.weight"), and how many steps they are over ("critic.steps")."""
 
 
-class GanTraining(BaseModel):
+class GanTraining(BaseModel, frozen=True, extra="forbid"):
     """How a GAN is trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch_size: PositiveInt = Field(32, description="Real images a critic step.")
     generator_lr: PositiveFloat = Field(2e-3, description="Adam's rate for the generator.")

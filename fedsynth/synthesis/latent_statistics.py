@@ -32,10 +32,8 @@ DRAWS_PER_PASS = 256
 # -- as published ---------------------------------------------------------------------------------------------------
 
 
-class MeanSearch(BaseModel):
+class MeanSearch(BaseModel, frozen=True, extra="forbid"):
     """How many noisy means of a class are wanted, with which σ, how certainly recognised, in how many draws each."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     quota: int
     sigma: float
@@ -146,10 +144,8 @@ def class_statistics(z: Tensor, y: Tensor, classes: int, calibration: Calibratio
     return add_gaussian(sums, calibration.noise, rng)
 
 
-class LatentModel(BaseModel):
+class LatentModel(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
     """Where to draw the latents of each class: mean and spread per class and dimension, and which classes are known."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     mean: Tensor
     spread: Tensor

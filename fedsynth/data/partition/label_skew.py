@@ -8,14 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import AliasChoices, Field, field_validator
 
-from fedsynth.data.partition.allocation import (
-    apportion,
-    deal,
-    fit_to_supply,
-    raise_to_minimum,
-    share_classes,
-    split_by_proportions,
-)
+from fedsynth.data.partition import allocation
 from fedsynth.data.partition.registry import Groups, MinSize, PartitionConfig, Parts, partitioner
 from fedsynth.errors import DataError
 
@@ -50,9 +43,9 @@ def dirichlet(labels: np.ndarray, config: DirichletConfig, rng: np.random.Genera
         if config.self_balancing:
             open_share = proportions * (sizes < fair)
             proportions = open_share / open_share.sum() if open_share.sum() > 0 else proportions
-        counts[:, label] = split_by_proportions(int(supply[label]), proportions)
+        counts[:, label] = allocation.split_by_proportions(int(supply[label]), proportions)
         sizes += counts[:, label]
-    return deal(raise_to_minimum(counts, config.min_size, rng), codes, rng)
+    return allocation.deal(allocation.raise_to_minimum(counts, config.min_size, rng), codes, rng)
 
 
 class LognormalConfig(PartitionConfig):
@@ -81,10 +74,10 @@ def lognormal(labels: np.ndarray, config: LognormalConfig, rng: np.random.Genera
         floor = max(config.bias, config.min_size)
         if floor * config.num_clients > len(labels):
             floor = config.min_size
-        sizes = apportion(len(labels), tail, least=floor)
+        sizes = allocation.apportion(len(labels), tail, least=floor)
     wanted = rng.dirichlet(config.gamma * supply / len(labels), size=config.num_clients)
     counts = rng.multinomial(sizes, wanted)
-    return deal(fit_to_supply(counts, supply, rng), codes, rng)
+    return allocation.deal(allocation.fit_to_supply(counts, supply, rng), codes, rng)
 
 
 class NClassConfig(PartitionConfig):
@@ -117,13 +110,13 @@ def n_class(labels: np.ndarray, config: NClassConfig, rng: np.random.Generator, 
             f"With {config.n} classes per client the smallest of {config.num_clients} clients has {smallest} "
             f"examples, fewer than partition.min_size = {config.min_size}; lower num_clients or min_size."
         )
-    return deal(counts, codes, rng)
+    return allocation.deal(counts, codes, rng)
 
 
 def _hold_exactly(clients: int, each: int, limits: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if each > len(limits):
         raise DataError(f"{each} classes per client were asked for and the data has {len(limits)}; ask for fewer.")
-    if (holds := share_classes(clients, each, limits, rng)) is None:
+    if (holds := allocation.share_classes(clients, each, limits, rng)) is None:
         raise DataError(
             f"{clients} clients with {each} classes each need {clients * each} shares of classes and the "
             f"{len(limits)} classes have examples for {int(np.minimum(limits, clients).sum())}; "
@@ -160,7 +153,7 @@ def major_minor(labels: np.ndarray, config: MajorMinorConfig, rng: np.random.Gen
             f"{int(demand[scarce])} examples of every class and one has {int(supply[scarce])}; "
             "lower num_clients, ratio or min_size."
         )
-    return deal(weights * unit, codes, rng)
+    return allocation.deal(weights * unit, codes, rng)
 
 
 class FewSampleConfig(PartitionConfig):
@@ -195,7 +188,7 @@ def few_sample(labels: np.ndarray, config: FewSampleConfig, rng: np.random.Gener
         )
     if int(counts.sum(axis=1).min()) < config.min_size:
         raise DataError(f"A client would have {int(counts.sum(axis=1).min())} examples; lower partition.min_size.")
-    return deal(counts, codes, rng)
+    return allocation.deal(counts, codes, rng)
 
 
 class MultimodalConfig(PartitionConfig):
@@ -231,7 +224,7 @@ def multimodal(labels: np.ndarray, config: MultimodalConfig, rng: np.random.Gene
             f"{len(shares)} modes need at least as many clients and classes, and there are {clients} clients "
             f"and {len(supply)} classes; shorten partition.mode_shares."
         )
-    per_mode = apportion(clients, shares, least=1)
+    per_mode = allocation.apportion(clients, shares, least=1)
     holds = np.zeros((clients, len(supply)), dtype=bool)
     start = 0
     for members, mode in zip(per_mode, np.array_split(rng.permutation(len(supply)), len(shares)), strict=True):
@@ -242,4 +235,4 @@ def multimodal(labels: np.ndarray, config: MultimodalConfig, rng: np.random.Gene
     unit = int((supply // holders)[holds.any(axis=0)].min())
     if unit * each < config.min_size:
         raise DataError(f"A client would have {unit * each} examples; lower num_clients or partition.min_size.")
-    return deal(holds[rng.permutation(clients)] * unit, codes, rng)
+    return allocation.deal(holds[rng.permutation(clients)] * unit, codes, rng)
