@@ -103,7 +103,8 @@ def stress(
     """Run methods with growing shares of trouble, and draw accuracy against the share.
 
     dropout: clients that cannot be reached, others each time. late: clients that never answer in time. label-noise:
-    training labels that are wrong. byzantine: clients that send noise (faults.lie=negated turns the sign instead).
+    training labels that are wrong. byzantine: malicious clients, which send noise (faults.attack=negated: the numbers
+    with the sign turned).
     """
     kinds, names = split_list(troubles, "trouble", "dropout,late"), split_list(methods, "method", "fedavg,median")
     try:

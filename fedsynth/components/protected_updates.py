@@ -1,7 +1,7 @@
 """Protected updates: DP-SGD hides each record, clipping and noise hide each client as a whole.
 
 A reply holds protected weights and else only constants, the same for every client: no number of examples, loss or
-number of steps leaves, and so all clients weigh alike. Work is counted as planned, not as done.
+number of steps leaves, and so all clients have equal weights. Work is counted as planned, not as done.
 """
 
 from __future__ import annotations

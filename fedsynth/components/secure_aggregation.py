@@ -34,7 +34,7 @@ Values = NDArray[np.float64]
 
 
 class SecureRound(BaseModel, frozen=True, extra="forbid"):
-    """What a client must know to mask its numbers: whose masks it shares, and whether all weigh alike."""
+    """What a client must know to mask its numbers: whose masks it shares, and whether all have equal weights."""
 
     session: str
     peers: tuple[str, ...]

@@ -90,10 +90,10 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
                 "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
                 "= 0 turns off: remove one of the two"
             )
-        if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
+        if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.malicious):
             raise ValueError(
-                "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "
-                "hides: remove one of the two"
+                "faults.byzantine and faults.malicious change what single clients send, which "
+                "privacy.secure_aggregation hides: remove one of the two"
             )
         return self
 

@@ -87,7 +87,7 @@ class TaskHost:
             client = self._client(client_id, request)
             client.answers(task.name, request["fields"])
             with (
-                reproducible(derive(client.seed, "torch", task.function.__name__, *client.occasion)),
+                reproducible(derive(client.seed, "torch", task.function.__name__, *client.place_in_run)),
                 measured_effort() as effort,
             ):
                 reply = task.run(client, request["fields"])

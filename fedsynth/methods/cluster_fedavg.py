@@ -69,7 +69,7 @@ def cluster_fedavg(fed: Federation, cfg: ClusterConfig) -> Outcome:
     groups = {"1": list(fed.clients)} if cfg.threshold == "none" else find_groups(fed, cfg)
     alone = [group[0] for group in groups.values() if len(group) == 1]
     if alone and len(fed.clients) > 1:
-        fed.note(f"In a group of their own, and so trained alone: {', '.join(alone)}.")
+        fed.note(f"In a group of their own, and so trained local-only: {', '.join(alone)}.")
     if len(groups) == 1:
         for round in loop.rounds():
             loop.advance(round, loop.exchange(round))

@@ -29,8 +29,8 @@ from fedsynth.seeding import generator
 
 MOST_REAL = 10_000  # real examples that the measures look at
 ENOUGH = 50  # images of a class below which the numbers are rough
-USEFUL, AS_REAL = "trained on synthetic, judged on real", "trained on as many real, judged on real"
-REVERSE, ORACLE = "trained on as many real, judged on synthetic", "recognised by the oracle"
+USEFUL, AS_REAL = "trained on synthetic, evaluated on real", "trained on as many real, evaluated on real"
+REVERSE, ORACLE = "trained on as many real, evaluated on synthetic", "recognised by the oracle"
 
 
 def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool = False) -> Quality:
@@ -74,16 +74,16 @@ def _measure(
     known = [value for value in varied if not math.isnan(value)]
     spread = sum(known) / len(known) if known else math.nan
     size = min(len(seen), len(unseen))
-    judge = evaluate(oracle, *test, classes).accuracy
+    on_test = evaluate(oracle, *test, classes).accuracy
     numbers = [
         _row(USEFUL, tallies[USEFUL].accuracy, "a classifier that saw only the synthetic images, on real test images"),
         _row(AS_REAL, tallies[AS_REAL].accuracy, "the same with as many real images of each class: the goal"),
         _row(REVERSE, tallies[REVERSE].accuracy, "low: the images do not look like their classes"),
-        _row(ORACLE, tallies[ORACLE].accuracy, f"by a classifier of all real data ({judge:.1%} on the test set)"),
+        _row(ORACLE, tallies[ORACLE].accuracy, f"by a classifier of all real data ({on_test:.1%} on the test set)"),
         _row(
             "coverage", quality.coverage(seen, made), "share of real images with a synthetic one in their neighbourhood"
         ),
-        _row("diversity", spread, "spread within a class, as a share of the real one; near 0: all alike", False),
+        _row("diversity", spread, "spread within a class, as a share of the real one; near 0: all similar", False),
         _row(
             "feature distance",
             quality.feature_distance(made, seen),
@@ -141,7 +141,7 @@ def _say_copying(gan: OwnGan) -> str:
 def _words(labels: Tensor, classes: int) -> list[str]:
     counts = torch.bincount(labels, minlength=classes)
     few = [k for k in range(classes) if counts[k] < ENOUGH]
-    words = [f"Judged on {len(labels)} synthetic images, {int(counts.min())} to {int(counts.max())} of a class."]
+    words = [f"Evaluated on {len(labels)} synthetic images, {int(counts.min())} to {int(counts.max())} of a class."]
     if few:
         words.append(f"{len(few)} of {classes} classes have fewer than {ENOUGH} images: the numbers are rough.")
     words.append("There is no FID: it needs a named feature network and thousands of images.")

@@ -99,7 +99,7 @@ def coupled(monkeypatch: pytest.MonkeyPatch, found: Mechanisms) -> Iterator[None
 
     def same_noise(self: Client, purpose: str) -> np.random.Generator:
         self._drawn.add(purpose)  # as the real one does: noise counts as secret, or no guarantee would hold
-        return generator(0, purpose, *self.occasion)
+        return generator(0, purpose, *self.place_in_run)
 
     new_keys = secure_sum.Secrets.new
     with monkeypatch.context() as patch:

@@ -11,8 +11,8 @@ are those of a clearly separate group, everybody where there is none; `form = "p
 always cuts off some, interchangeable clients too. The auto-encoder learns from the drawn sets, so that no public set is
 needed; the paper's is pre-trained on one data set and not described further. GANs and classifier are not described
 either: ours are small. Synthetic images come fresh at each step, in mixed batches, as many as the private batch has
-(published: 50). A client without neighbours trains alone. `use = "direct"` trains on T_i itself, without refined GANs;
-`refine = "group"` trains one refined GAN for a whole group, on the sets of all its members.
+(published: 50). A client without neighbours trains local-only. `use = "direct"` trains on T_i itself, without refined
+GANs; `refine = "group"` trains one refined GAN for a whole group, on the sets of all its members.
 
 Nothing protects the generators, unless `privacy.updates = "dp_sgd"`: then the critics are trained by DP-SGD, clients do
 not say which classes they have, and the generators are all that leaves. Without synthesis it is `local`, bit-identical.
@@ -76,7 +76,7 @@ class PflGanConfig(PublishedForm, GanConfig):
         if self.privacy.updates == "dp_sgd" and self.gan != "wgan_gp":
             raise ValueError(f'privacy.updates = "dp_sgd" needs gan = "wgan_gp", not "{self.gan}"')
         if self.privacy.updates == "dp_sgd" and self.synthetic == "real":
-            raise ValueError('synthetic = "real" lets real images out, so privacy.updates = "dp_sgd" would say nothing')
+            raise ValueError('synthetic = "real" releases real images, so privacy.updates = "dp_sgd" would say nothing')
         return self
 
 
@@ -111,7 +111,7 @@ def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     given = server_sets(similar, sets, cfg.threshold)
     alone = [client for client in fed.clients if client not in given]
     if alone:
-        fed.note(f"No neighbours, so trained alone: {', '.join(alone)}.")
+        fed.note(f"No neighbours, so trained local-only: {', '.join(alone)}.")
     noise = cfg.synthetic == "noise"
     if cfg.use == "direct" or cfg.synthetic == "real":
         samples: dict[str, dict[str, object]] = {c: {"samples": s, "noise": noise} for c, s in given.items()}

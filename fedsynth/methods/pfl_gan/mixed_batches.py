@@ -65,7 +65,7 @@ def receive_generator(client: Client, kept: KeptGenerator, pool: int = 0) -> Don
 
 
 def deliver(fed: Federation, task: Task, requests: dict[str, dict[str, object]]) -> list[str]:
-    """Send everybody what is theirs; those who cannot be reached twice train alone."""
+    """Send everybody what is theirs; those who cannot be reached twice train local-only."""
     missed = list(fed.scatter(task, requests, attempts=2).failures) if requests else []
     if missed:
         fed.note(f"Could not be reached to receive synthetic images: {', '.join(missed)}.")
@@ -74,7 +74,7 @@ def deliver(fed: Federation, task: Task, requests: dict[str, dict[str, object]])
 
 @task
 def train_on_mixed_batches(client: Client, spec: ModelSpec, training: LocalTraining, per_step: int) -> Done:
-    """Go on training the client's own model on private and synthetic images; alone where it keeps none."""
+    """Go on training the client's own model on private and synthetic images; local-only where it keeps none."""
     draw = drawer(client)
     objective = PLAIN if draw is None or per_step == 0 else MixedBatches(draw, per_step)
     train_further(client, spec, training, *client.data.train.tensors(), objective)
