@@ -11,7 +11,7 @@ Clients train their GANs once for each split, in the row "cluster_fedavg": the o
 Every number is on the client's own test part, which is the whole test set of its source, as in the paper. A row has
 the mean over clients for each source, the share of clients that do worse than local-only, and the clients' mean on
 their own validation parts, by which rows are chosen: balanced over the classes, as the test sets are and the parts are
-not. """
+not."""
 
 from __future__ import annotations
 
