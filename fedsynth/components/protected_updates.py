@@ -81,9 +81,8 @@ class ProtectedUpdates(UpdatePrivacy):
     def check_here(self, objective: LocalObjective, local_data: LocalData, net: nn.Module) -> None:
         self.refuse(objective, local_data)
         if not isinstance(local_data, OwnExamples) and not self.allows(local_data):
-            raise ConfigError(
-                f'{self.wanted} cannot be used with local_data "{local_data.name}": it is for own examples.'
-            )
+            why = local_data.private_when if self.hides_records else LocalData.private_when
+            raise ConfigError(f'{self.wanted} cannot be used with local_data "{local_data.name}": {why}.')
 
     def allows(self, local_data: LocalData) -> bool:
         """Whether examples beside the client's own go with the proof."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -68,4 +66,6 @@ class KeptSamples(LocalData, name="kept"):
 class GeneratedSamples(KeptSamples, name="generated"):
     """The same, where they were made with generators that are protected."""
 
-    post_processing: ClassVar[bool] = True
+    @property
+    def post_processing(self) -> bool:
+        return True

@@ -14,6 +14,12 @@ def shortage_to_largest(counts: np.ndarray) -> np.ndarray:
     return np.asarray(counts.max() - counts)
 
 
+def shortage_to_share(counts: np.ndarray, share: float) -> np.ndarray:
+    """What each class lacks to this share of the largest."""
+    counts = np.asarray(counts, dtype=np.int64)
+    return np.maximum(0, round(share * int(counts.max())) - counts)
+
+
 def even_shortage(counts: np.ndarray) -> np.ndarray:
     """How many examples of each class are missing to an even share of all."""
     even = int(np.ceil(counts.sum() / len(counts)))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from strict_sites import CLASSES, NAME, SHAPE, ask, records, strict, tiny_site
 from well_formed import RELEASING, REQUESTS, requests
 
-from fedsynth.components import class_counts, noisy_updates, protected_updates
+from fedsynth.components import class_counts, noisy_updates, protected_updates, released_sums
 from fedsynth.federation import Client
 from fedsynth.federation.payload import encode
 from fedsynth.federation.tasks import TASKS, find_task
@@ -108,7 +108,7 @@ def coupled(monkeypatch: pytest.MonkeyPatch, found: Mechanisms) -> Iterator[None
             patch.setattr(module, "noisy_sum", watched_sum)
             patch.setattr(module, "poisson_batch", same_batch)
         patch.setattr(protected_updates, "add_gaussian", watched_update)
-        for module in (noisy_updates, latent_statistics):
+        for module in (noisy_updates, latent_statistics, released_sums):
             patch.setattr(module, "add_gaussian", watched_noise)
         patch.setattr(class_counts, "discrete_gaussian_histogram", watched_counts)
         patch.setattr(gan_private._Records, "drawn", same_draws)
