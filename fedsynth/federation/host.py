@@ -21,7 +21,7 @@ from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.learning.effort import measured_effort
 from fedsynth.privacy import Budget, Guarantee
-from fedsynth.seeding import Secret, derive
+from fedsynth.seeding import Secret, derive, seed_torch
 
 
 class DataHolder(Protocol):
@@ -157,7 +157,7 @@ def reproducible(seed: int) -> Iterator[None]:
     """One thread and a seeded torch generator, put back afterwards: results do not depend on the number of workers."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed % 2**63)
+        seed_torch(seed % 2**63)
         if threads != 1:
             torch.set_num_threads(1)
         try:

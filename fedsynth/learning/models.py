@@ -114,10 +114,10 @@ def instantiate(spec: ModelSpec, shape: Shape, classes: int, weights: Mapping[st
     """A trainable model with copies of the given weights, without the cost of initialising it first."""
     blank = _blank(spec, tuple(shape), classes)
     check_match(blank.state_dict(), weights)
-    return _filled(blank, weights, "")
+    return filled(blank, weights, "")
 
 
-def _filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
+def filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
     """A copy of a module that holds no numbers yet, with copies of the weights under this path in it.
 
     By hand because `deepcopy` and `load_state_dict` together take longer than initialising a small model.
@@ -135,7 +135,7 @@ def _filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
             module._buffers[name] = _copied(weights[path + name])
     for name, child in blank._modules.items():
         if child is not None:
-            module._modules[name] = _filled(child, weights, f"{path}{name}.")
+            module._modules[name] = filled(child, weights, f"{path}{name}.")
     return module
 
 
