@@ -29,7 +29,7 @@ from fedsynth.cli import app  # noqa: F401
 
 
 def become(order: dict) -> None:
-    """Be the command: its folder, its arguments, its output; and Ctrl-C as in a terminal, wherever pytest was started."""
+    """Be the command: its folder, its arguments, its output; and Ctrl-C as in a terminal, whoever started pytest."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts pytest with & has it ignored
     os.chdir(order["cwd"])
     os.environ.update(order["env"])
