@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from fedsynth.privacy.rows import LedgerRow
 
 View = Literal["global", "personal"]
+Mark = Literal["good", "look", "failed", "unknown"]
 
 
 class Result(BaseModel):
@@ -165,6 +166,15 @@ class DataSummary(Result):
     split: str
 
 
+class SynthesisCheck(Result):
+    """One check of the synthetic samples that a run has shown: its mark and what it rests on, in words."""
+
+    check: str
+    mark: Mark
+    words: str
+    value: float | None = None
+
+
 class RunSummary(Result):
     """The result of a run: what `--json` prints and summary.json holds.
 
@@ -191,6 +201,7 @@ class RunSummary(Result):
     privacy: list[LedgerRow]
     secret_noise: bool = False
     norm_buffers: str = "average"
+    synthesis: list[SynthesisCheck] = []
     data: DataSummary
     run_dir: str = ""
     label: str = ""
