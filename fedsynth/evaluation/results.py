@@ -178,7 +178,8 @@ class SynthesisCheck(Result):
 class RunSummary(Result):
     """The result of a run: what `--json` prints and summary.json holds.
 
-    A comparison adds the label of the run's row and every client's accuracy on its own test part.
+    A comparison adds the label of the run's row, of which row (`base`) it is a control, where it is one, and every
+    client's accuracy on its own test part.
     """
 
     method: str
@@ -205,6 +206,8 @@ class RunSummary(Result):
     data: DataSummary
     run_dir: str = ""
     label: str = ""
+    base: str = ""
+    control: str = ""
     per_client: dict[str, float] = {}
 
     @property
@@ -244,10 +247,15 @@ class TookPart(Result):
 
 
 class PlannedRun(Result):
-    """A run of a comparison: the label of its row, and its experiment as tables."""
+    """A run of a comparison: the label of its row, and its experiment as tables.
+
+    Where the row is a control, `base` is the label of the row that it is a control of.
+    """
 
     label: str
     experiment: dict[str, Any]
+    base: str = ""
+    control: str = ""
 
 
 class ComparisonPlan(Result):

@@ -47,6 +47,8 @@ class RunRecord:
     timeline: list[dict[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     label: str = ""
+    base: str = ""
+    control: str = ""
 
     @property
     def name(self) -> str:
