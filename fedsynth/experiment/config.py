@@ -141,8 +141,9 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     """Check an experiment's tables; the first mistake is an error of one sentence that names the key and the fix.
 
     `[methods.NAME]` sections hold settings of single methods, for comparisons; the one of the chosen method applies.
+    `[rows]` are those of a comparison: a single run has no use for them.
     """
-    given = {key: value for key, value in tables.items() if value is not None}
+    given = {key: value for key, value in tables.items() if value is not None and key != "rows"}
     _check_sections(given)
     given["plugins"] = load_plugins(given.get("plugins", ()))
     given["method"] = _chosen_method(given.pop("methods", {}), given.get("method", {}))

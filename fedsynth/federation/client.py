@@ -56,6 +56,11 @@ class PrivateState(MutableMapping[str, Any]):
         """Keep what follows from requests, from protected releases, from random numbers and from nothing else."""
         self._put(key, value, public=True)
 
+    def note(self, key: str, value: Any) -> None:
+        """Keep what no task reads: a simulation may look at it when the run ends. Written only when it is new."""
+        if self._load().get(key) != value:
+            self._put(key, value, public=False)
+
     def _put(self, key: str, value: Any, public: bool) -> None:
         values = self._load()
         others = [name for name in values.get(PUBLIC, ()) if name != key]

@@ -42,6 +42,11 @@ class Requests:
         """Seconds this run has taken so far, those before a resume included."""
         return self._seconds + time.perf_counter() - self._clock
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Which version of its private state each client has; one that keeps nothing has none."""
+        return self._versions
+
     def broadcast(
         self, task: Task, to: Iterable[str] | None = None, quorum: float | None = None, attempts: int = 1, **fields: Any
     ) -> Replies:

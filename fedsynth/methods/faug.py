@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsynth.components.ablations import draw_real_samples
+from fedsynth.components.additions import record_additions
 from fedsynth.components.personal_training import LOCAL, train_further
 from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import MethodConfig
@@ -137,6 +138,7 @@ def faug(fed: Federation, cfg: FaugConfig) -> Outcome:
 def augment(fed: Federation, cfg: FaugConfig) -> int:
     """Gather seeds, train the GAN, have everybody top up; how many sent seeds."""
     fed.note("Real images left the clients as seeds of the server's GAN.")
+    record_additions(fed, about="How many of which class, every client decides by itself.")
     replies = fed.broadcast(draw_real_samples, per_class=cfg.seeds, purpose="seeds")
     if not replies:
         fed.note("Nobody could be reached for seeds: no images were generated.")

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from fedsynth.data.dataset import Dataset
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation import quality
@@ -22,10 +19,10 @@ from fedsynth.experiment.config import make_experiment
 from fedsynth.experiment.files import read_experiment
 from fedsynth.experiment.folder import check_same_split
 from fedsynth.experiment.runner import load_data
+from fedsynth.experiment.synthesis import last_shown, read_samples, some_of
 from fedsynth.federation.store import write_json
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.training import evaluate
-from fedsynth.seeding import generator
 
 MOST_REAL = 10_000  # real examples that the measures look at
 ENOUGH = 50  # images of a class below which the numbers are rough
@@ -43,9 +40,9 @@ def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool 
     data = load_data(experiment)
     check_same_split(path, data.split_fingerprint())
     files = [images] if images else _last_shown(path)
-    parts = [_read(file, data.schema.shape, data.schema.classes) for file in files]
+    parts = [read_samples(file, data.schema.shape, data.schema.classes) for file in files]
     x, y = (torch.cat(values) for values in zip(*parts, strict=True))
-    real, test = _part(data.pooled("train"), MOST_REAL), _part(data.test, MOST_REAL)
+    real, test = some_of(data.pooled("train"), MOST_REAL), some_of(data.test, MOST_REAL)
     found = _measure(experiment.model_spec, x, y, real, test, data.schema.classes)
     found = found.model_copy(update={"images": ", ".join(map(str, files))})
     if images is None:
@@ -112,7 +109,7 @@ def _own_gans(path: Path, data: FederatedData) -> list[tuple[str, tuple[Tensor, 
         return []
     files = [(re.match(r"group-(\d+)-own-gan-", f.name), f) for f in (path / "samples").glob("*.safetensors")]
     shown = sorted((int(match[1]), file) for match, file in files if match and first.get(match[1]) in data.clients)
-    return [(first[str(n)], _read(file, data.schema.shape, data.schema.classes)) for n, file in shown]
+    return [(first[str(n)], read_samples(file, data.schema.shape, data.schema.classes)) for n, file in shown]
 
 
 def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> OwnGan:
@@ -154,40 +151,12 @@ def _row(measure: str, value: float, meaning: str, share: bool = True) -> Measur
 
 
 def _last_shown(path: Path) -> list[Path]:
-    """The images of the last round in `samples/`."""
-    found = [
-        (int(match[1]), file)
-        for file in sorted((path / "samples").glob("*.safetensors"))
-        if (match := re.search(r"-round-(\d+)$", file.stem))
-    ]
+    found = last_shown(path)
     if not found:
         raise ConfigError(
             f'"{path}" has no synthetic images in samples/: the method makes none, or name a file with --images.'
         )
-    last = max(found)[0]
-    return [file for round, file in found if round == last]
-
-
-def _read(file: Path, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
-    """Images and labels that fit the data, or a sentence that says why not."""
-    try:
-        tensors = load(file.read_bytes())
-        x, y = tensors["images"].float(), tensors["labels"].long()
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ConfigError(f"{file} cannot be read as images and labels: {error}.") from None
-    if tuple(x.shape[1:]) != tuple(shape) or y.shape != x.shape[:1] or not len(y):
-        raise ConfigError(
-            f"{file}: images {tuple(x.shape)} and labels {tuple(y.shape)} do not fit data of shape {shape}."
-        )
-    if int(y.min()) < 0 or int(y.max()) >= classes or not torch.isfinite(x).all():
-        raise ConfigError(f"{file}: labels must be 0 to {classes - 1} and all pixels finite numbers.")
-    return x, y
-
-
-def _part(data: Dataset, most: int) -> tuple[Tensor, Tensor]:
-    """Examples in a drawn order, at most so many."""
-    rows = generator(0, "quality").permutation(len(data))[:most]
-    return data.subset(rows).tensors()
+    return found
 
 
 def _as_many_of_each(labels: Tensor, wanted: Tensor) -> Tensor:

@@ -144,6 +144,11 @@ def class_statistics(z: Tensor, y: Tensor, classes: int, calibration: Calibratio
     return add_gaussian(sums, calibration.noise, rng)
 
 
+def released_numbers(statistics: Tensor, latent: int) -> Tensor:
+    """How many records of each class such statistics say there are, noise included."""
+    return statistics[:, latent] / COUNT_WEIGHT
+
+
 class LatentModel(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
     """Where to draw the latents of each class: mean and spread per class and dimension, and which classes are known."""
 
@@ -160,7 +165,7 @@ def latent_model(statistics: list[Tensor], latent: int, calibration: Calibration
     """
     total = torch.stack(statistics).sum(0)
     c = calibration.longest(latent)
-    count = (total[:, latent] / COUNT_WEIGHT).clamp_min(1.0)
+    count = released_numbers(total, latent).clamp_min(1.0)
     noise = calibration.noise * math.sqrt(len(statistics))
     known = count >= max(FEW, SURE * noise / COUNT_WEIGHT)
     mean = (c * total[:, :latent] / count[:, None]).clamp(-0.5, 0.5)

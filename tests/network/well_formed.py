@@ -289,7 +289,7 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "pfl_gan.refining.refine_gan": lambda d: {"samples": samples(d), "request": gan_request(d), "name": "a"},
     "recalibration.measure": model,
     "released_sums.release_masked_sum": lambda d: {
-        **{"secure": secure(d), "statistic": statistic(d), "mu": pick(d, None, 0.1, 0.3), "trusting": d(st.booleans())},
+        **{"secure": secure(d), "statistic": statistic(d), "mu": pick(d, None, 0.1, 0.3), "trusting": d(st.booleans())}
     },
     "released_sums.release_sum": lambda d: {"statistic": statistic(d), "mu": pick(d, None, 0.0, 0.1, 0.3, 1e9)},
     "references.train_alone": lambda d: {

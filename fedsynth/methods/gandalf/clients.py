@@ -123,6 +123,15 @@ def top_up(client: Client, generators: Generators, how: TopUp) -> Done:
     return client.release(Done())
 
 
+def planned_images(counts: np.ndarray, generators: Generators, tau: float) -> np.ndarray:
+    """How many images of each class a client with these counts generates, by generators that are told the class."""
+    if not generators.weights:
+        return np.zeros(len(counts), dtype=np.int64)
+    known, mixes = np.array(generators.known), np.array(generators.mixes)
+    lacking = shortage_to_largest(np.clip(counts, 0, None))
+    return np.asarray(share_out(lacking, tau, known, mixes).sum(axis=0))
+
+
 def generate(client: Client, generators: Generators, how: TopUp, lacking: np.ndarray) -> tuple[Tensor, Tensor]:
     """Images of the received generators, with labels: those they were asked for, or those that the labeller gives."""
     shape, classes, spec = client.schema.shape, client.schema.classes, generators.spec

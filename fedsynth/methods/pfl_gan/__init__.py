@@ -26,6 +26,7 @@ import torch
 from pydantic import Field, model_validator
 
 from fedsynth.components.ablations import CROSSED, Controls, draw_real_samples
+from fedsynth.components.additions import INSTEAD, SYNTHETIC, count_labels, record_additions
 from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import PublishedForm
 from fedsynth.federation import Federation, Outcome, State, method
@@ -42,6 +43,7 @@ from fedsynth.synthesis.gan import draw_some, load_generator
 
 PICTURED = 50  # images of each class that are shown; pictures have the first ten, `quality` evaluates all
 PICTURED_GROUPS = 4
+FRESH = "They are drawn anew at every step; counted are those of one pass over a client's own examples."
 
 
 class PflGanConfig(PublishedForm, GanConfig):
@@ -112,10 +114,11 @@ def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     alone = [client for client in fed.clients if client not in given]
     if alone:
         fed.note(f"No neighbours, so trained local-only: {', '.join(alone)}.")
-    noise = cfg.synthetic == "noise"
+    noise, what = cfg.synthetic == "noise", INSTEAD.get(cfg.synthetic, SYNTHETIC)
     if cfg.use == "direct" or cfg.synthetic == "real":
         samples: dict[str, dict[str, object]] = {c: {"samples": s, "noise": noise} for c, s in given.items()}
         fed.once("hand out sets", lambda: deliver(fed, receive_samples, samples))
+        record_additions(fed, what, planned={c: count_labels(s.labels, fed.schema.classes) for c, s in given.items()})
         return
     uses = {client: client for client in given}
     trained_on = given
@@ -128,6 +131,7 @@ def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     pool = {client: len(given[client]) if cfg.draws == "once" else 0 for client in uses}
     requests: dict[str, dict[str, object]] = {c: {"kept": kept[c], "pool": pool[c]} for c in uses}
     fed.once("hand out generators", lambda: deliver(fed, receive_generator, requests))
+    record_additions(fed, what, about="" if cfg.draws == "once" else FRESH)
     show_refined(fed, cfg, similar, {client: refined[of] for client, of in uses.items()})
 
 

@@ -5,12 +5,14 @@ They come from a generator that the client keeps, fresh, or from a set that it k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsynth.components.additions import note_additions
 from fedsynth.components.personal_training import train_further
 from fedsynth.components.samples import Samples
 from fedsynth.components.synthetic_store import keep_samples, kept_samples
@@ -77,8 +79,17 @@ def train_on_mixed_batches(client: Client, spec: ModelSpec, training: LocalTrain
     """Go on training the client's own model on private and synthetic images; local-only where it keeps none."""
     draw = drawer(client)
     objective = PLAIN if draw is None or per_step == 0 else MixedBatches(draw, per_step)
-    train_further(client, spec, training, *client.data.train.tensors(), objective)
+    x, y = client.data.train.tensors()
+    if GENERATOR in client.state:
+        note_additions(client, labels_of_a_pass(client, per_step * math.ceil(len(y) / training.batch_size)))
+    train_further(client, spec, training, x, y, objective)
     return client.release(Done())
+
+
+def labels_of_a_pass(client: Client, count: int) -> Tensor:
+    """The labels that so many draws of the kept generator have on average: all its classes alike."""
+    classes = torch.tensor(KeptGenerator.model_validate(client.state[GENERATOR]).gan.classes)
+    return classes.repeat(count // max(1, len(classes)))
 
 
 class MixedBatches(CrossEntropy):
