@@ -92,6 +92,11 @@ class MethodConfig(BaseModel, frozen=True, extra="forbid", arbitrary_types_allow
             )
         return self
 
+    @property
+    def classifier(self) -> ModelSpec:
+        """The model that the method ends with: the one asked for, unless it has one of its own."""
+        return self.model
+
     def earlier_runs(self) -> list[str]:
         """Folders of runs that this one builds on; a runner makes sure that they had the same split."""
         return []

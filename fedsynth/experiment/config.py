@@ -104,8 +104,8 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def model_spec(self) -> ModelSpec:
-        """The model: the experiment's, or the one of the method's paper."""
-        return self.model or ModelSpec(name=find_method(self.method_name).model)
+        """The model that comes out: the experiment's, or the one of the method's paper; or the method's own."""
+        return self.method_config().classifier
 
     def method_config(self) -> MethodConfig:
         """The method's settings, with the training, the model and the privacy put in."""
@@ -115,7 +115,8 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
         for key in settings:
             if key not in allowed:
                 raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
-        common = {"train": self.train, "model": self.model_spec, "privacy": self.privacy}
+        model = self.model or ModelSpec(name=find_method(self.method_name).model)
+        common = {"train": self.train, "model": model, "privacy": self.privacy}
         return parse_table(kind, {**common, **settings}, f'method "{self.method_name}"')
 
     def resolved(self) -> Tables:

@@ -28,7 +28,10 @@ class ModelSpec(BaseModel, frozen=True, extra="forbid"):
     """Which model to build; everything but the shape of the data and the number of classes."""
 
     name: str = Field(
-        "cnn", description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18."
+        "cnn",
+        description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18; or one of fixed "
+        "features of which only a linear head is trained: wavelets, random_conv, pixels, columns, or fixed (what suits "
+        "the data).",
     )
     norm: Norm = Field("auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
     groups: PositiveInt = Field(4, description='Groups of each GroupNorm layer, with norm = "group".')
@@ -40,6 +43,10 @@ class ModelSpec(BaseModel, frozen=True, extra="forbid"):
     )
     latent: PositiveInt | None = Field(
         None, description="Size of the latent that latent_cnn classifies; none given means the model's own."
+    )
+    dimension: PositiveInt | None = Field(
+        default=None,
+        description="Most features of a model of fixed features: more are projected; none given means all.",
     )
 
 
@@ -70,13 +77,22 @@ Body = tuple[nn.Module, int]
 """A body and the length of the representation it makes."""
 
 MODELS: dict[str, Callable[[ModelSpec, Shape], Body]] = {}
+FIXED: set[str] = set()
+"""Names of models whose body has no weights: it is the same everywhere, and goes by `dimension`."""
 
 
-def model(name: str) -> Callable[[Callable[[ModelSpec, Shape], Body]], Callable[[ModelSpec, Shape], Body]]:
-    """Register the maker of a body under a name."""
+def model(
+    name: str, fixed: bool = False
+) -> Callable[[Callable[[ModelSpec, Shape], Body]], Callable[[ModelSpec, Shape], Body]]:
+    """Register the maker of a body under a name.
+
+    `fixed`: the body has no weights, and spec.dimension features at most.
+    """
 
     def register(make_body: Callable[[ModelSpec, Shape], Body]) -> Callable[[ModelSpec, Shape], Body]:
         MODELS[name] = make_body
+        if fixed:
+            FIXED.add(name)
         return make_body
 
     return register
@@ -157,6 +173,8 @@ def _construct(spec: ModelSpec, shape: Shape, classes: int) -> Classifier:
         raise ConfigError(f'There is no model "{spec.name}".{nearest(spec.name, MODELS)}')
     if spec.latent is not None and spec.name != "latent_cnn":
         raise ConfigError(f'model.latent has no meaning for "{spec.name}"; choose model.name = "latent_cnn".')
+    if spec.dimension is not None and spec.name not in FIXED:
+        raise ConfigError(f'model.dimension has no meaning for "{spec.name}": it is for fixed features alone.')
     body, features = MODELS[spec.name](spec, tuple(shape))
     return Classifier(body, features, classes)
 
