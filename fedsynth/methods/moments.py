@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
+from fedsynth.components.additions import INSTEAD, SYNTHETIC, note_additions, record_additions
 from fedsynth.components.class_moments import MomentRelease, MomentSettings, ReleasedMoments, release_moments
 from fedsynth.components.samples import Samples
 from fedsynth.components.settings import MethodConfig
@@ -81,8 +82,18 @@ class Moments(MomentSettings, LocalData, name="moments"):
             fed.note(NOBODY)
             return None
         show(fed, released)
+        self.record(fed, released.model)
         real = draw_from_all(fed) if self.synthetic == "real" else None
         return ClassModels(model=released.model, real=real)
+
+    def record(self, fed: Federation, model: ClassModel) -> None:
+        """What clients add: the same of every class, or what each finds that it lacks."""
+        what = INSTEAD.get(self.synthetic, SYNTHETIC)
+        if self.per_class is None:
+            record_additions(fed, what, about="A client draws what it lacks, by itself, in every round anew.")
+        else:
+            each = model.known.numpy() * self.per_class
+            record_additions(fed, what, planned=dict.fromkeys(fed.clients, each), about="Drawn anew in every round.")
 
     def given(self, fed: Federation, prepared: ClassModels | None) -> ClassModels | None:
         return prepared
@@ -100,6 +111,7 @@ class Moments(MomentSettings, LocalData, name="moments"):
             wanted = shortage_to_share(client.class_counts(), self.share)
         labels = np.repeat(np.arange(len(wanted)), np.where(model.known.numpy(), wanted, 0))
         rng, of = client.rng("moments"), torch.from_numpy(labels)
+        note_additions(client, of)
         noise = noise_like(basis, len(labels), client.rng("noise"))
         drawn = stand_ins(self.synthetic, of, noise, given.real, client.rng("control"))
         if drawn is None:
