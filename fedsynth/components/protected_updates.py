@@ -1,7 +1,7 @@
 """Protected updates: DP-SGD hides each record, clipping and noise hide each client as a whole.
 
 A reply holds protected weights and else only constants, the same for every client: no number of examples, loss or
-number of steps leaves, and so all clients weigh alike. Work is counted as planned, not as done.
+number of steps leaves, and so all clients have equal weights. Work is counted as planned, not as done.
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ from fedsynth.learning.aggregators import only
 from fedsynth.learning.effort import count_examples, measured_effort
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
 from fedsynth.learning.weights import Weights
-from fedsynth.privacy import (
-    GaussianEvent,
-    Guarantee,
-    PrivacyConfig,
-    gaussian_sigma,
-    sampled_gaussian_noise,
-)
+from fedsynth.privacy import GaussianEvent, Guarantee, PrivacyConfig, gaussian_sigma, sampled_gaussian_noise
 from fedsynth.privacy.config import LARGEST, SMALLEST
 from fedsynth.privacy.dpsgd import DpSgdTraining, check_model, dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.guarantee import EVERY_UPDATE, NUMBER_PUBLIC, constant_guarantee
@@ -87,9 +81,8 @@ class ProtectedUpdates(UpdatePrivacy):
     def check_here(self, objective: LocalObjective, local_data: LocalData, net: nn.Module) -> None:
         self.refuse(objective, local_data)
         if not isinstance(local_data, OwnExamples) and not self.allows(local_data):
-            raise ConfigError(
-                f'{self.wanted} cannot be used with local_data "{local_data.name}": it is for own examples.'
-            )
+            why = local_data.private_when if self.hides_records else LocalData.private_when
+            raise ConfigError(f'{self.wanted} cannot be used with local_data "{local_data.name}": {why}.')
 
     def allows(self, local_data: LocalData) -> bool:
         """Whether examples beside the client's own go with the proof."""

@@ -52,6 +52,10 @@ class Statistic(SlotValue, slot="statistic"):
         """The sum over the client's training examples, in float64 and of one dimension."""
         raise NotImplementedError
 
+    def exact(self, client: Client) -> Tensor:
+        """The sum that leaves where nothing covers it, neither noise nor the sums of others: perhaps less of it."""
+        return self.total(client)
+
     def trial(self, schema: Any, mu: float) -> Trial | None:
         """How an audit puts the release to the test with noise for this μ; None where it cannot."""
         return None
@@ -78,9 +82,9 @@ class MaskedSum(Reply):
 @task
 def release_sum(client: Client, statistic: StatisticSlot, mu: float | None) -> ReleasedSum:
     """Release the sum once; with μ, noise of standard deviation sensitivity / μ is on every number of it."""
-    total = statistic.total(client)
     if mu is None:
-        return client.release(ReleasedSum(total=total))
+        return client.release(ReleasedSum(total=statistic.exact(client)))
+    total = statistic.total(client)
     std = statistic.sensitivity / checked_mu(mu)
     noisy = add_gaussian(total, std, client.noise_rng(f"sum of {statistic.name}"))
     proven = sum_guarantee(statistic, mu, f"Gaussian noise of standard deviation {std:.4g} on every number")

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsA
 from torch import Tensor
 
 from fedsynth.components.samples import Samples
+from fedsynth.components.settings import MethodConfig
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation import Client, Federation, Message
 from fedsynth.learning.aggregators import weighted_mean
@@ -133,25 +134,33 @@ class Plain(LocalObjective, name="plain"):
 class LocalData(SlotValue, slot="local_data"):
     """What a client trains on: its own examples, or more.
 
-    `post_processing`: what it adds is made from protected releases alone, however the client's own records are.
+    `given_type` is the message that the server sends along for it, `private_when` what `post_processing` hangs on.
     """
 
-    post_processing: ClassVar[bool] = False
+    given_type: ClassVar[type[Message]] = Samples
+    private_when: ClassVar[str] = "it is for own examples"
 
-    def check(self, net: Classifier) -> None:
-        """Refuse a model that this cannot work with, before the first round."""
+    @property
+    def post_processing(self) -> bool:
+        """Whether what it adds is made from protected releases alone, however the client's own records are."""
+        return False
+
+    def check(self, net: Classifier, cfg: MethodConfig) -> None:
+        """Refuse a model or settings that this cannot work with, before anything has left a client."""
 
     def active(self, index: int) -> bool:
         """Whether it does anything in this round, counted from 1; in other rounds clients train as always."""
         return False
 
-    def given(self, fed: Federation) -> Samples | None:
-        """What the server sends along for it."""
+    def prepare(self, fed: Federation, cfg: MethodConfig) -> Any:
+        """Before the first round: ask the clients for what it needs. What this gives is handed to `given`."""
         return None
 
-    def examples(
-        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
-    ) -> tuple[Tensor, Tensor]:
+    def given(self, fed: Federation, prepared: Any) -> Message | None:
+        """What the server sends along for it in a round."""
+        return None
+
+    def examples(self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Any) -> tuple[Tensor, Tensor]:
         """The examples of this round, from the client's own, the network it has received and what was sent along."""
         return x, y
 
@@ -189,7 +198,7 @@ class Aggregator(SlotValue, slot="aggregator"):
 
 
 class Mean(Aggregator, name="mean"):
-    """The mean, weighted by the clients' numbers of examples (or all alike)."""
+    """The mean, weighted by the clients' numbers of examples (or equally)."""
 
     weights: Literal["examples", "equal"] = Field("examples", description="what a client weighs")
 
@@ -237,8 +246,8 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
         """Whether it will ask the clients of this round about the models they have just trained."""
         return False
 
-    def check(self, net: Classifier) -> None:
-        """Refuse a model that this cannot work with, before the first round."""
+    def check(self, net: Classifier, cfg: MethodConfig) -> None:
+        """Refuse a model or settings that this cannot work with, before anything has left a client."""
 
     def active(self, index: int) -> bool:
         """Whether it does anything in this round, counted from 1."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
+from fedsynth.components.additions import note_additions
 from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.slots import LocalData
 from fedsynth.federation import Client
@@ -31,6 +30,7 @@ def keep_samples(
     kept = {"images": images, "labels": samples.labels.to(torch.int64)}
     keep = client.state.keep_public if public and own is None else client.state.__setitem__
     keep(KEPT, kept if own is None else kept | {"own": own})
+    note_additions(client, samples.labels)
 
 
 def kept_samples(client: Client) -> Samples | None:
@@ -68,4 +68,6 @@ class KeptSamples(LocalData, name="kept"):
 class GeneratedSamples(KeptSamples, name="generated"):
     """The same, where they were made with generators that are protected."""
 
-    post_processing: ClassVar[bool] = True
+    @property
+    def post_processing(self) -> bool:
+        return True

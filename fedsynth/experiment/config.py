@@ -90,10 +90,10 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
                 "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
                 "= 0 turns off: remove one of the two"
             )
-        if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
+        if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.malicious):
             raise ValueError(
-                "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "
-                "hides: remove one of the two"
+                "faults.byzantine and faults.malicious change what single clients send, which "
+                "privacy.secure_aggregation hides: remove one of the two"
             )
         return self
 
@@ -142,8 +142,9 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     """Check an experiment's tables; the first mistake is an error of one sentence that names the key and the fix.
 
     `[methods.NAME]` sections hold settings of single methods, for comparisons; the one of the chosen method applies.
+    `[rows]` are those of a comparison: a single run has no use for them.
     """
-    given = {key: value for key, value in tables.items() if value is not None}
+    given = {key: value for key, value in tables.items() if value is not None and key != "rows"}
     _check_sections(given)
     given["plugins"] = load_plugins(given.get("plugins", ()))
     given["method"] = _chosen_method(given.pop("methods", {}), given.get("method", {}))

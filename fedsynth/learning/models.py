@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError, UserError, nearest
@@ -24,27 +24,25 @@ Shape = tuple[int, ...]
 Norm = Literal["auto", "none", "batch", "group"]
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(BaseModel, frozen=True, extra="forbid"):
     """Which model to build; everything but the shape of the data and the number of classes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str = Field(
-        default="cnn",
+        "cnn",
         description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18; or one of fixed "
         "features of which only a linear head is trained: wavelets, random_conv, pixels, columns, or fixed (what suits "
         "the data).",
     )
-    norm: Norm = Field(default="auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
-    groups: PositiveInt = Field(default=4, description='Groups of each GroupNorm layer, with norm = "group".')
+    norm: Norm = Field("auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
+    groups: PositiveInt = Field(4, description='Groups of each GroupNorm layer, with norm = "group".')
     hidden: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="Sizes of the hidden fully connected layers; none given means the model's own."
+        None, description="Sizes of the hidden fully connected layers; none given means the model's own."
     )
     channels: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="Output channels of each convolutional block; none given means the model's own."
+        None, description="Output channels of each convolutional block; none given means the model's own."
     )
     latent: PositiveInt | None = Field(
-        default=None, description="Size of the latent that latent_cnn classifies; none given means the model's own."
+        None, description="Size of the latent that latent_cnn classifies; none given means the model's own."
     )
     dimension: PositiveInt | None = Field(
         default=None,
@@ -132,10 +130,10 @@ def instantiate(spec: ModelSpec, shape: Shape, classes: int, weights: Mapping[st
     """A trainable model with copies of the given weights, without the cost of initialising it first."""
     blank = _blank(spec, tuple(shape), classes)
     check_match(blank.state_dict(), weights)
-    return _filled(blank, weights, "")
+    return filled(blank, weights, "")
 
 
-def _filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
+def filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
     """A copy of a module that holds no numbers yet, with copies of the weights under this path in it.
 
     By hand because `deepcopy` and `load_state_dict` together take longer than initialising a small model.
@@ -153,7 +151,7 @@ def _filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
             module._buffers[name] = _copied(weights[path + name])
     for name, child in blank._modules.items():
         if child is not None:
-            module._modules[name] = _filled(child, weights, f"{path}{name}.")
+            module._modules[name] = filled(child, weights, f"{path}{name}.")
     return module
 
 

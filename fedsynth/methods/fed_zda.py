@@ -23,10 +23,19 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
+from fedsynth.components.additions import (
+    INSTEAD,
+    SYNTHETIC,
+    count_labels,
+    note_additions,
+    record_additions,
+    record_at_server,
+)
 from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
 from fedsynth.components.schedule import NEVER, Scheduled
 from fedsynth.components.server_work import TuningSettings, classify_images, invert_model, tune_at_server
+from fedsynth.components.settings import MethodConfig
 from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
 from fedsynth.federation import Client, Federation, Outcome, method
@@ -68,7 +77,7 @@ class ZeroShotSettings(BaseModel):
         """The settings as the inversion wants them: images are not kept in any range, as published."""
         return Inversion(steps=self.steps, lr=self.image_lr, low=None, high=None, statistics=self.statistics)
 
-    def check(self, net: Classifier) -> None:
+    def check(self, net: Classifier, cfg: MethodConfig) -> None:
         """Without stored statistics there is nothing to go by."""
         require_batch_norm(net)
 
@@ -86,9 +95,15 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
 
     unprotected: ClassVar[str] = UNPROTECTED
 
-    def given(self, fed: Federation) -> Samples | None:
+    def given(self, fed: Federation, prepared: None) -> Samples | None:
         fed.note(NOTHING_MORE)
+        record_additions(fed, INSTEAD.get(self.images, SYNTHETIC), planned=self.planned(fed))
         return draw_from_all(fed) if self.images == "real" else None
+
+    def planned(self, fed: Federation) -> dict[str, np.ndarray] | None:
+        """What every client adds, where that does not hang on what it lacks."""
+        each = np.full(fed.schema.classes, self.per_class)
+        return None if self.amounts == "missing" else dict.fromkeys(fed.clients, each)
 
     def examples(
         self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
@@ -98,6 +113,7 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
         if self.amounts == "missing":
             wanted = np.minimum(even_shortage(counts), self.per_class * len(counts))
         labels = torch.from_numpy(np.repeat(np.arange(len(counts)), wanted))
+        note_additions(client, labels)
         if not len(labels):
             return x, y
         drawn = client.rng("zero-shot").standard_normal((len(labels), *client.schema.shape))
@@ -126,6 +142,8 @@ class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, PostAggregatio
         if self.tune_epochs == 0:
             return context.model
         images, labels = self.all_images(context)
+        at_server = count_labels(labels, fed.schema.classes)
+        record_at_server(fed, INSTEAD.get(self.images, SYNTHETIC), at_server)
         training = self.tuning(context.training)
         if not context.memory.get("pictured"):
             fed.show("zero-shot", *first_of_each(images, labels, 10))

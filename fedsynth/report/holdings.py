@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedsynth.federation.records import Groups, Matrix
+from fedsynth.federation.records import Additions, Groups, Matrix
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Figure, Gallery, Table, Words
 from fedsynth.report.plots import arrange_by_class
@@ -150,11 +150,12 @@ def _mosaic(images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[bytes
 
 
 def recorded(run: RunRecord) -> list[Block]:
-    """Matrices, groups and tables that the method recorded."""
-    if not run.records:
+    """Matrices, groups and tables that the method recorded; what it added opens the report (see `strip.py`)."""
+    kept = {name: record for name, record in run.records.items() if not isinstance(record, Additions)}
+    if not kept:
         return [Words(["The method recorded nothing of this kind (similarities, groups, tables)."])]
     blocks: list[Block] = []
-    for name, record in run.records.items():
+    for name, record in kept.items():
         about = f"{name}. {record.about}" if record.about else f"{name}."
         about += f" Recorded in round {record.round}." if record.round else " Recorded before the first round."
         if isinstance(record, Matrix):

@@ -109,16 +109,16 @@ def comparison_of(folder: Path, links: dict[str, str] | None = None) -> Page:
     runs = []
     try:
         plan = ComparisonPlan.model_validate_json(read_inside(folder, "comparison.json"))
-        named = [(run.label, str(run.experiment["name"])) for run in plan.planned]
+        named = [(run, str(run.experiment["name"])) for run in plan.planned]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f'"{folder}" is not the folder of a comparison ({say_fault(error)}).') from None
-    for label, name in named:
+    for planned, name in named:
         try:
             run = read_run(_inside(folder, name))
         except ConfigError:
             problems.append(f"{name} has not begun.")
             continue
-        run.label = label
+        run.label, run.base, run.control = planned.label, planned.base, planned.control
         runs.append(run)
     if not runs:
         raise ConfigError(f'No run of the comparison "{folder}" has begun.')

@@ -14,6 +14,12 @@ def shortage_to_largest(counts: np.ndarray) -> np.ndarray:
     return np.asarray(counts.max() - counts)
 
 
+def shortage_to_share(counts: np.ndarray, share: float) -> np.ndarray:
+    """What each class lacks to this share of the largest."""
+    counts = np.asarray(counts, dtype=np.int64)
+    return np.maximum(0, round(share * int(counts.max())) - counts)
+
+
 def even_shortage(counts: np.ndarray) -> np.ndarray:
     """How many examples of each class are missing to an even share of all."""
     even = int(np.ceil(counts.sum() / len(counts)))
@@ -23,7 +29,7 @@ def even_shortage(counts: np.ndarray) -> np.ndarray:
 def split_exactly(total: int, weights: np.ndarray) -> np.ndarray:
     """Whole numbers in proportion to the weights that add up to `total`, by largest remainders; ties to the first.
 
-    Without any weight all parts are alike. No part is larger than its exact share rounded up.
+    Without any weight all parts are equal. No part is larger than its exact share rounded up.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not weights.sum() > 0:

@@ -96,7 +96,7 @@ def test_a_broken_mechanism_is_refuted_with_exit_code_1(shared: Path, monkeypatc
     assert "never prove one" in done.stdout
 
 
-def test_published_means_are_judged_by_three_readings(tmp_path: Path) -> None:
+def test_published_means_are_evaluated_by_three_readings(tmp_path: Path) -> None:
     data, method = SMALL["data"] | {"limit": 600}, {"name": "feddpms", "form": "published"}
     done = audit_run(run(tmp_path, method, data=data, train={"rounds": 2, "local_epochs": 1}), runs=200)
     readings = [row.as_dict() for row in done.rows if row.row.release == "feddpms.clients.train_augmented.means"]

@@ -104,8 +104,8 @@ def objective(draw: Draw) -> dict[str, Any]:
 
 def local_data(draw: Draw) -> dict[str, Any]:
     return {
-        "local_data": {"name": pick(draw, *sorted(LocalData.known))},
-        "given": pick(draw, None, {"images": IMAGES, "labels": LABELS}),
+        "local_data": pick(draw, {"name": "moments", "per_class": 2}, *({"name": n} for n in sorted(LocalData.known))),
+        "given": pick(draw, None, {"images": IMAGES, "labels": LABELS}, class_models(draw)),
     }
 
 
@@ -133,6 +133,26 @@ def train(draw: Draw) -> dict[str, Any]:
         spec = draw(st.sampled_from(SPECS))
         asked = request(draw, spec)
     return {"model": scaled(draw, start_weights(spec)), "request": asked}
+
+
+def statistic(draw: Draw) -> dict[str, Any]:
+    """What is summed up, with settings at their extremes."""
+    size = pick(draw, 1, 2, 64)
+    if pick(draw, "centre", "class_moments") == "centre":
+        return {"name": "centre", "size": size}
+    centre = torch.full((min(size, SHAPE[1]) ** 2,), 1.0, dtype=torch.float64)
+    return {
+        **{"name": "class_moments", "size": size, "covariance": pick(draw, "class", "shared")},
+        **{"centre": pick(draw, None, centre * pick(draw, 0.0, 0.3, 1e300)), "clip": pick(draw, None, 1e-3, 0.3, 100)},
+    }
+
+
+def class_models(draw: Draw) -> dict[str, Any]:
+    """Gaussians to draw from, which may not fit."""
+    size = pick(draw, 1, 2, 3)
+    means = torch.full((CLASSES, 4), pick(draw, 0.0, 1e38))
+    fitting = {"size": size, "means": means, "factors": torch.ones((pick(draw, 1, CLASSES), 4, 2))}
+    return {"model": {**fitting, "known": torch.ones(CLASSES, dtype=torch.bool)}}
 
 
 def vae(draw: Draw) -> dict[str, Any]:
@@ -203,11 +223,11 @@ def top_up(draw: Draw) -> dict[str, Any]:
 REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "ablations.draw_real_samples": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
     "agg_enhance.make_candidates": lambda d: {
-        **{"spec": SPECS[0].model_dump(), "start": IMAGES[:CLASSES], "inversion": INVERSION},
+        **{"spec": SPECS[0].model_dump(), "start": IMAGES[:CLASSES], "inversion": INVERSION}
     },
     "agg_enhance.score_candidates": lambda d: {"spec": SPECS[0].model_dump(), "images": IMAGES},
     "agg_enhance.score_masked": lambda d: {
-        **{"secure": secure(d), "spec": SPECS[0].model_dump(), "images": IMAGES, "labels": LABELS},
+        **{"secure": secure(d), "spec": SPECS[0].model_dump(), "images": IMAGES, "labels": LABELS}
     },
     "astraea.balance_classes": lambda d: {"ratios": np.full(CLASSES, pick(d, 0.0, 0.5, 3.0)), "static": {}},
     "class_counts.count_classes": lambda d: {
@@ -253,7 +273,7 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "pfl_gan.client_gans.draw_set": lambda d: {"gan": client_gan(d), "spec": GAN.model_dump(), "per_class": 2},
     "pfl_gan.client_gans.learn_encoder": lambda d: {"images": IMAGES, "latent": 4, "steps": 1},
     "pfl_gan.client_gans.profile_set": lambda d: {
-        **{"images": IMAGES, "encoder": build_autoencoder(SHAPE, 4, 0).state_dict(), "latent": 4},
+        **{"images": IMAGES, "encoder": build_autoencoder(SHAPE, 4, 0).state_dict(), "latent": 4}
     },
     "pfl_gan.client_gans.train_own_gan": lambda d: {"request": {**gan_request(d), **maybe_protected(d)}},
     "pfl_gan.mixed_batches.receive_generator": lambda d: {
@@ -261,15 +281,19 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "pool": pick(d, 0, 4),
     },
     "pfl_gan.mixed_batches.receive_samples": lambda d: {
-        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())},
+        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())}
     },
     "pfl_gan.mixed_batches.train_on_mixed_batches": lambda d: {
-        **{"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)},
+        **{"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)}
     },
     "pfl_gan.refining.refine_gan": lambda d: {"samples": samples(d), "request": gan_request(d), "name": "a"},
     "recalibration.measure": model,
+    "released_sums.release_masked_sum": lambda d: {
+        **{"secure": secure(d), "statistic": statistic(d), "mu": pick(d, None, 0.1, 0.3), "trusting": d(st.booleans())}
+    },
+    "released_sums.release_sum": lambda d: {"statistic": statistic(d), "mu": pick(d, None, 0.0, 0.1, 0.3, 1e9)},
     "references.train_alone": lambda d: {
-        **{"spec": SPECS[0].model_dump(), "training": training(d), "balanced": d(st.booleans())},
+        **{"spec": SPECS[0].model_dump(), "training": training(d), "balanced": d(st.booleans())}
     },
     "rfa_rfd.distil_model": lambda d: {**model(d), "images": IMAGES, "targets": ONE_HOT, "training": training(d)},
     "secure_aggregation.offer_keys": lambda d: {"session": pick(d, "a", "b"), **scope(d)},
@@ -296,6 +320,7 @@ RELEASING = (
     "pfl_gan.client_gans.train_own_gan",
     "feddpms.clients.share_statistics",
     "class_counts.count_classes",
+    "released_sums.release_sum",
 )
 """Tasks that can claim a guarantee, which are asked for more often than the others."""
 
