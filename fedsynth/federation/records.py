@@ -61,6 +61,11 @@ class Listing(_Record):
         return self
 
 
+SYNTHETIC = "synthetic samples"
+ADDED, ADDED_AT_SERVER = "what was added", "what the server trains on"
+"""The names of the records of additions: to the clients' data, and to that of a server which trains itself."""
+
+
 class Additions(_Record):
     """What was added to the data of each client, by class, a row per client (see `components/additions.py`).
 

@@ -23,14 +23,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
-from fedsynth.components.additions import (
-    INSTEAD,
-    SYNTHETIC,
-    count_labels,
-    note_additions,
-    record_additions,
-    record_at_server,
-)
+from fedsynth.components.additions import INSTEAD, count_labels, note_additions, record_additions, record_at_server
 from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
 from fedsynth.components.schedule import NEVER, Scheduled
@@ -39,6 +32,7 @@ from fedsynth.components.settings import MethodConfig
 from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
 from fedsynth.federation import Client, Federation, Outcome, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.training import measure_batch_norm
 from fedsynth.learning.weights import Weights
