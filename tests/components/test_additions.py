@@ -164,11 +164,7 @@ def test_controls_say_what_stands_in_place_of_synthetic_samples(run_method: RunM
         kind: recorded(run(run_method, "gandalf", GAN | {"static": False, "synthetic": kind}))["what"]
         for kind in ("generated", "noise", "real")
     }
-    assert said == {
-        "generated": SYNTHETIC,
-        "noise": "samples of noise",
-        "real": "real samples of other clients",
-    }
+    assert said == {"generated": SYNTHETIC, "noise": "samples of noise", "real": "real samples of other clients"}
 
 
 @pytest.mark.parametrize(("method", "settings"), [("fedavg", {}), ("gandalf", GAN | {"tau": 0.0})])

@@ -96,9 +96,7 @@ def test_a_secure_sum_is_the_same_to_its_steps(pool: tuple[np.ndarray, np.ndarra
     secure = run_method("analytic", five(pool), settings={"dimension": 20, "privacy": SECURE})
     assert float((sums(plain) - sums(secure)).abs().max()) <= 5 * 2**12 / ONE
     assert float((plain.model["head.weight"] - secure.model["head.weight"]).abs().max()) < 1.0
-    assert {ask.name for ask in secure.asks} == {
-        *("offer_keys", "share_secrets", "release_masked_sum", "open_sum"),
-    }
+    assert {ask.name for ask in secure.asks} == {*("offer_keys", "share_secrets", "release_masked_sum", "open_sum")}
 
 
 # -- joining and leaving --------------------------------------------------------------------------------------------
