@@ -26,7 +26,8 @@ browser:
 		echo "No Chromium could be installed here: install one by hand, or the tests in a browser are skipped."
 
 demo: install
-	$(BIN)/fedsynth compare examples/demo.toml --methods fedavg,feddyn,local --no-references
+	$(BIN)/fedsynth compare examples/demo.toml --no-references \
+		--methods fedavg,moments,private=moments:epsilon=8,noise=moments:synthetic=noise,analytic,local
 
 test: lint types unit
 
