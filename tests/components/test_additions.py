@@ -133,7 +133,7 @@ def test_images_that_are_made_anew_every_round_are_counted_once(run_method: RunM
     done = run(run_method, method, settings, model=SMALL["zda_cnn"])
     assert set(map(tuple, recorded(done)["added"])) == {(2, 2, 2, 2)}
     record_exactly(done.fed, done.store)
-    assert by_client(recorded(done)) == dict.fromkeys(COUNTS, [2, 2, 2, 2])
+    assert by_client(recorded(done)) == {client: [2, 2, 2, 2] for client in COUNTS}
 
 
 def test_draws_of_a_kept_generator_are_those_of_a_pass_over_the_own_examples(run_method: RunMethod):
