@@ -16,6 +16,9 @@ from fedsynth.errors import FedsynthError
 LARGEST = 1_000_000  # characters of one record: it goes into every checkpoint
 
 
+_Count = Annotated[int, Field(ge=0)]
+
+
 class _Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     about: str = ""  # a sentence that says what it is
     round: int = 0
@@ -77,9 +80,9 @@ class Additions(_Record):
     what: str
     basis: Literal["exact", "planned", "unknown"]
     clients: list[str] = []
-    added: list[list[int]] = []
-    held: list[list[int]] = []
-    noise: float = 0.0
+    added: list[list[_Count]] = []
+    held: list[list[_Count]] = []
+    noise: float = Field(0.0, ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Additions:

@@ -25,6 +25,7 @@ class Strip:
     record: Additions | None
     server: Additions | None
     told: bool = True  # whether it is known what clients have
+    noise: float = 0.0  # σ of the noise on that, where clients released it for the method
 
     @property
     def what(self) -> str:
@@ -36,11 +37,6 @@ class Strip:
     def known(self) -> bool:
         """Whether it is known what was added to whom."""
         return self.record is None or self.record.basis != "unknown"
-
-    @property
-    def noise(self) -> float:
-        """σ of the noise on what clients are said to have."""
-        return self.record.noise if self.record and self.record.held else 0.0
 
     def missing(self, after: bool) -> float:
         """How many classes a client lacks, on average, before or after the addition."""
@@ -60,11 +56,11 @@ def strip_of(run: RunRecord) -> Strip | None:
     )
     if record is None and server is None:
         return None
-    counts, given = client_counts(run), {}
+    counts, given, noise = client_counts(run), {}, 0.0
     if record is not None:
         given = dict(zip(record.clients, record.added or [[]] * len(record.clients), strict=True))
         if not counts and record.held:  # a network: what clients have released for the method
-            counts = dict(zip(record.clients, record.held, strict=True))
+            counts, noise = dict(zip(record.clients, record.held, strict=True)), record.noise
     told = bool(counts)
     none = [0] * len(run.manifest.classes)
     clients = list(counts) or list(given)
@@ -76,6 +72,7 @@ def strip_of(run: RunRecord) -> Strip | None:
         record=record,
         server=server,
         told=told,
+        noise=noise,
     )
 
 

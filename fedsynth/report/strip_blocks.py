@@ -27,7 +27,7 @@ from fedsynth.report.tables import MARKS, failed_synthesis_lines, synthesis_word
 
 TITLE = "What clients lacked, and what was added"
 MOST_CLIENTS = 30
-MOST_CLASSES = 20  # of the picture of samples
+MOST_CLASSES = 20  # of the picture of samples and of the legend
 DRAWS = 3  # samples of each class
 MEANS = "samples/real-class-means.safetensors"
 GROUND = 0.88  # between the pictures
@@ -139,7 +139,7 @@ def _split_figures(strip: Strip) -> list[Figure]:
     shown, classes = range(min(len(strip.clients), MOST_CLIENTS)), range(len(strip.classes))
     some = f" The first {len(shown)} clients are drawn." if len(shown) < len(strip.clients) else ""
     names = [str(name) for name in strip.classes]
-    keys = [(class_style(k), name) for k, name in enumerate(names)]
+    keys = [(class_style(k), name) for k, name in enumerate(names)] if len(names) <= MOST_CLASSES else []
     figures = []
     if strip.told:
         bars = [_bar(strip.clients[r], [Part(k, strip.held[r][k]) for k in classes]) for r in shown]
@@ -194,10 +194,10 @@ def _numbers(strip: Strip) -> Table:
 def _sample_figures(run: RunRecord, strip: Strip) -> list[Figure]:
     """Some of the samples that were shown last, a class a column, below the real means where a simulation has them."""
     found = newest_samples(run)
-    if found is None or not strip.what.startswith(SYNTHETIC):
+    if found is None or not strip.classes or not strip.what.startswith(SYNTHETIC):
         return []
     images, labels = found
-    means = read_arrays(run.path, MEANS) if (run.path / MEANS).is_file() else None
+    means = _class_means(run, images.shape[1:])
     shown = list(range(len(strip.classes)))[:MOST_CLASSES]
     rows = [] if means is None else [("real mean", _first(*means, shown, 0))]
     drawn = min(DRAWS, max(int((labels == k).sum()) for k in shown) if len(labels) else 0)
@@ -210,6 +210,15 @@ def _sample_figures(run: RunRecord, strip: Strip) -> list[Figure]:
     words += f" None of: {', '.join(lacking)}." if lacking else ""
     text = base64.b64encode(png).decode()
     return [Figure(title, strip_svg.mosaic(title, words, text, size, [name for name, _ in rows], classes), words)]
+
+
+def _class_means(run: RunRecord, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+    """The real class means and their classes, where the run was a simulation and has kept them."""
+    try:
+        means = read_arrays(run.path, MEANS)
+    except (OSError, ValueError, KeyError):
+        return None
+    return means if means[0].shape[1:] == shape else None
 
 
 def _first(images: np.ndarray, labels: np.ndarray, classes: Sequence[int], draw: int) -> list[np.ndarray | None]:
