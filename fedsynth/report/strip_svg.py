@@ -89,7 +89,7 @@ def mosaic(
     title: str, about: str, png: str, size: tuple[int, int], rows: Sequence[str], columns: Sequence[str]
 ) -> Markup:
     """A PNG (base64) of samples, a class a column, with a label at each of its equally high rows."""
-    left, top = 10 + round(7.2 * max((len(row) for row in rows), default=0)), 16
+    left, top = 10 + round(7.2 * max((len(row) for row in rows), default=0)), 20
     width = min(WIDTH - left, 44 * len(columns))
     height = width * size[1] / size[0]
     each, high = width / max(1, len(columns)), height / max(1, len(rows))
@@ -101,9 +101,14 @@ def mosaic(
     names = [
         write_text(left + (k + 0.5) * each, 11, short(name, max(fits, 1)), "middle") for k, name in enumerate(columns)
     ]
+    ticks = [
+        f'<rect class="{class_style(k)}" x="{rounded(left + k * each + 1)}" y="{top - 4}" width="{rounded(each - 2)}" '
+        'height="3"/>'
+        for k in range(len(columns))
+    ]
     heads = names if fits >= min(5, max(map(len, columns), default=0)) else []
     sides = [write_text(left - 5, top + (k + 0.5) * high + 4, row, "end") for k, row in enumerate(rows)]
-    return frame(title, about, WIDTH, top + height + 2, "".join([image, *heads, *sides]))
+    return frame(title, about, WIDTH, top + height + 2, "".join([image, *ticks, *heads, *sides]))
 
 
 def accuracies(title: str, about: str, rows: Sequence[tuple[str, float, str]]) -> Markup:
@@ -136,7 +141,7 @@ ACROSS = 2  # panels beside each other: as wide as a README
 
 def as_file(heading: str, panels: Sequence[Panel], classes: Sequence[str], style: str) -> str:
     """All panels in one SVG file of its own, light or dark as the reader's screen is."""
-    lines = _wrapped(heading, 80)
+    lines = _wrapped(heading, 72)
     drawn = [write_text(GAP, 28 + 22 * k, line, "start", "heading") for k, line in enumerate(lines)]
     top = HEAD + 22.0 * (len(lines) - 1)
     keys, high = _legend(classes, top + 8)
