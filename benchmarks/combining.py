@@ -3,8 +3,9 @@
     FEDSYNTH_DATA=/path/to/data python benchmarks/combining.py --runs /tmp/combinations --jobs 2
     python benchmarks/combining.py --runs /tmp/combinations --table docs/results/combinations.csv
 
-The setting is that of the study of FedDPMS (benchmarks/feddpms.py), whose rows stand beside these. `tried` are judged
-on validation data, with one seed; what is best there is then judged on the test part with three (`judged`).
+The setting is that of the study of FedDPMS (benchmarks/feddpms.py), whose rows stand beside these. `tried` are
+evaluated on validation data, with one seed; what is best there is then evaluated on the test part with three
+(`evaluated`).
 In `private` all that leaves a client has ε = 8 in total (per record, add or remove one, δ = 1e-5).
 """
 
@@ -99,7 +100,7 @@ def protected() -> Table:
 
 PARTS = [
     Part("tried", partial(setting, "fashion-mnist", 0.1, 8000, 15, 0.25), SINGLE | COMBINED, 1),
-    Part("judged", partial(setting, "fashion-mnist", 0.1, 6000, 20), SINGLE | COMBINED, many=MANY),
+    Part("evaluated", partial(setting, "fashion-mnist", 0.1, 6000, 20), SINGLE | COMBINED, many=MANY),
     Part("private", protected, PRIVATE, sections=SHARED, few=FEW),
 ]
 

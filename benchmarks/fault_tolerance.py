@@ -5,7 +5,7 @@
 
 Without: a fixed order; a client that does not answer is waited for until the deadline, then skipped. With: who has
 completed least comes first, a missed heartbeat gives a client up, and the deadline is shorter. Both train the
-classifier alone, in two groups, without made images.
+classifier alone, in two groups, without synthetic samples.
 """
 
 from __future__ import annotations

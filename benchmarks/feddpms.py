@@ -43,7 +43,7 @@ ABLATION: dict[str, Table] = {
     "with logit adjustment": {**OURS, "objective": {"name": "logit_adjusted"}},
 }
 STRICT: dict[str, Table] = {"recognised with 90 % or more": {**OURS, "filter": 0.9}}
-"""Forms of ours, judged on validation data alone."""
+"""Forms of ours, evaluated on validation data alone."""
 CIFAR = THREE | {"published": {**PUBLISHED, "sigma": 4.0, "quota": 200}}  # the paper's numbers for CIFAR10
 
 

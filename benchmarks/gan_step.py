@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/gan_step.py --turns 5
 
 Both train a GAN of the default size (28x28, ten classes, B = 32), two critic steps to a generator step. The textbook:
-the default memory format, a pass for real and one for made images, these made anew in every critic step, the penalty by
-autograd's gradient of a gradient, Adam as it comes, batches by a DataLoader. Only the ratio means something: on a busy
-machine both are slowed down. Times are of the processor, in one thread.
+the default memory format, a pass for real and one for synthetic images, these generated anew in every critic step, the
+penalty by autograd's gradient of a gradient, Adam as it comes, batches by a DataLoader. Only the ratio means
+something: on a busy machine both are slowed down. Times are of the processor, in one thread.
 """
 
 from __future__ import annotations

@@ -90,13 +90,13 @@ def complete(table: Table) -> str:
 
 
 def curve_of(table: Table) -> list[Table] | None:
-    """The metrics of a complete run: of the rounds that were judged, on the test set where it was looked at."""
+    """The metrics of a complete run: of the rounds that were evaluated, on the test set where it was looked at."""
     path = Path(table["runs"]) / table["name"]
     if not (path / "summary.json").is_file():
         return None
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    judged = "test" if any("test" in line for line in lines) else "validation"
-    return [line for line in lines if judged in line]
+    evaluated = "test" if any("test" in line for line in lines) else "validation"
+    return [line for line in lines if evaluated in line]
 
 
 def spread(name: str, values: Sequence[float]) -> Table:

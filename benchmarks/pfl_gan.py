@@ -9,9 +9,9 @@ FEDSYNTH_TINY=1 in the environment every run is as small as can be, on the built
 Clients train their GANs once for each split, in the row "cluster_fedavg": the other rows take them from there.
 
 Every number is on the client's own test part, which is the whole test set of its source, as in the paper. A row has
-the mean over clients for each source, the share of clients that do worse than alone, and the clients' mean on their own
-validation parts, by which rows are chosen: balanced over the classes, as the test sets are and the parts are not.
-"""
+the mean over clients for each source, the share of clients that do worse than local-only, and the clients' mean on
+their own validation parts, by which rows are chosen: balanced over the classes, as the test sets are and the parts are
+not."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg": GROUPS,
     "cluster_fedavg, 2-means": {**GROUPS, "threshold": "2-means"},
     "cluster_fedavg, logit adjustment": {**GROUPS, "objective": "logit_adjusted"},
-    "cluster_fedavg, made images beside": {**GROUPS, "top_up": True},
-    "cluster_fedavg, made images beside, BatchNorm": {**GROUPS, "top_up": True},
+    "cluster_fedavg, synthetic samples": {**GROUPS, "top_up": True},
+    "cluster_fedavg, synthetic samples, BatchNorm": {**GROUPS, "top_up": True},
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
@@ -65,18 +65,18 @@ ROWS: dict[str, Table] = {
 DONOR = "cluster_fedavg"
 MAIN = (
     *("local", "local, balanced", "fedavg", "fedprox", "fedopt", "fedbn", "finetune", "faug", "rfa_rfd"),
-    *(DONOR, "cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, as published"),
+    *(DONOR, "cluster_fedavg, synthetic samples", "pfl_gan", "pfl_gan, as published"),
 )
 """Rows with three seeds; the others have one."""
 FEW = tuple(row for row in ROWS if row not in MAIN)
-LONG = (DONOR, "cluster_fedavg, made images beside", "pfl_gan, T_i directly, BatchNorm")
+LONG = (DONOR, "cluster_fedavg, synthetic samples", "pfl_gan, T_i directly, BatchNorm")
 LONGER = {"local": ROWS["local"], **{row: {**ROWS[row], "gan_steps": 3000} | SMALL for row in LONG}}
 """Clients' GANs of three times the steps: is it their quality that keeps accuracy below the printed one?"""
 LATE = {
     row: ROWS[row]
     for row in (
         *("local", "local, balanced", "fedavg", "finetune"),
-        *("cluster_fedavg, made images beside", "pfl_gan", "pfl_gan, T_i directly"),
+        *("cluster_fedavg, synthetic samples", "pfl_gan", "pfl_gan, T_i directly"),
     )
 }
 """With three times the epochs: is it training that has not come to its end?"""
@@ -106,7 +106,7 @@ PUBLISHED = {
 
 
 def setting(
-    sources: Sequence[str], clients: int, shares: Sequence[int] = (), liars: Sequence[str] = (), rounds: int = 10
+    sources: Sequence[str], clients: int, shares: Sequence[int] = (), malicious: Sequence[str] = (), rounds: int = 10
 ) -> Table:
     """The paper's sizes: 300 images of a class for training, 15 of three; a tenth more for validation."""
     sources = ["digits"] * len(sources) if TINY else sources
@@ -116,7 +116,7 @@ def setting(
         "data": {**several, "client_test": "source"},
         "partition": {"name": "few_sample", "num_clients": min(clients, 8) if TINY else clients, **sizes},
         "model": MODEL,
-        "faults": {"liars": list(liars)},
+        "faults": {"malicious": list(malicious)},
         "train": {
             "rounds": 1 if TINY else rounds,
             "local_epochs": 1,
@@ -164,19 +164,19 @@ PARTS = [
         told=["fedavg"],
         gans_of=TWO_SETS,
     ),
-    Shared("strangers", partial(TWO, 10, [8, 2]), ROBUST, 1, first=[DONOR]),
-    Shared("liars", partial(ONE, 10, liars=["0", "1"]), ROBUST, 1, first=[DONOR]),
+    Shared("out-of-distribution", partial(TWO, 10, [8, 2]), ROBUST, 1, first=[DONOR]),
+    Shared("malicious", partial(ONE, 10, malicious=["0", "1"]), ROBUST, 1, first=[DONOR]),
 ]
 
 
 def by_client(path: Path, number: str = "test/accuracy", view: str = "") -> dict[str, float] | None:
-    """A number of every client that does not lie, in a run that is complete; by the view that it is judged by."""
+    """A number of every honest client, in a run that is complete; by the view that it is evaluated by."""
     if not (path / "summary.json").is_file():
         return None
     view = view or read(path / "summary.json")["clients"]["view"]
-    liars = read(path / "config.json")["faults"]["liars"]
+    malicious = read(path / "config.json")["faults"]["malicious"]
     with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["client"] not in liars]
+        rows = [row for row in csv.DictReader(file) if row["client"] not in malicious]
     return {row["client"]: float(row[f"{view}/{number}"]) for row in rows}
 
 
@@ -197,7 +197,7 @@ def read(path: Path) -> Table:
 
 
 def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
-    """What is complete, as CSV: a line per part, row and source. Fine-tuning's runs judge FedAvg's model too."""
+    """What is complete, as CSV: a line per part, row and source. Fine-tuning's runs evaluate FedAvg's model too."""
     lines = []
     for part in parts:
         for row in part.rows:

@@ -34,7 +34,7 @@ STUDIES = {
 COMBINATION = "GANDALF's images, fewer, FedAvg"
 """The combination that was best on validation data (combining.py, `tried`)."""
 SINGLE = {
-    ("combinations", "judged"): (
+    ("combinations", "evaluated"): (
         *("fedavg", "fedprox", "feddyn", "logit adjustment", "interior points", "training in turn", "GANDALF"),
     ),
     ("feddpms", "fashion-0.1"): ("moon", "fedmix", "fedvae", "published", "ours, ε = 8"),
@@ -62,7 +62,7 @@ class Claim:
 
 
 def claims() -> list[Claim]:
-    """All that are judged."""
+    """All that are evaluated."""
     with (HERE / "claims.csv").open(newline="", encoding="utf-8") as file:
         return [
             Claim(**row | {"published": float(row["published"]), "sign": int(row["sign"])})
@@ -98,7 +98,7 @@ def told(gains: list[float]) -> str:
 
 def margins() -> list[dict[str, str]]:
     """By how much the combination is better than every method by itself."""
-    ours, lines = values("combinations", "judged", COMBINATION), []
+    ours, lines = values("combinations", "evaluated", COMBINATION), []
     for (table, part), rows in SINGLE.items():
         for row in rows:
             theirs = values(table, part, row)

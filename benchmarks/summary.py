@@ -126,7 +126,7 @@ PANELS = [
             "fedavg": "FedAvg",
             "pfl_gan": "PFL-GAN",
             "cluster_fedavg": "FedAvg in its groups",
-            "cluster_fedavg, made images beside": "in its groups, made images",
+            "cluster_fedavg, synthetic samples": "in its groups, synthetic samples",
             "local": "each alone",
             "local, balanced": "alone, classes balanced",
         },

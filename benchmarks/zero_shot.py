@@ -59,7 +59,7 @@ def zda_setting(data: str, split: str, rounds: int, limit: int) -> Table:
     """Fed-ZDA's: 100 clients, a tenth each round, E = 5, B = 10, SGD 0.02.
 
     What a client holds out serves for the local columns; `keep_statistics` was chosen by it, on seed 0. Every other
-    round is judged: judging all takes as long as training.
+    round is evaluated: evaluating all takes as long as training.
     """
     return {
         "data": {"name": data, "limit": limit, "validation": 0.2, "test": 0.0},
@@ -87,7 +87,7 @@ def agg_setting(data: str, gamma: float, rounds: int, limit: int) -> Table:
 def measure(curves: Sequence[list[Table]]) -> Table:
     """Accuracy, class variance and the clients' own accuracy over the last rounds, calm, and rounds to the targets.
 
-    Rounds are counted only where all of them are judged.
+    Rounds are counted only where all of them are evaluated.
     """
     every = curves[0][-1]["round"] - curves[0][-2]["round"]
     late = LATE // every
@@ -123,12 +123,7 @@ PARTS = [
     ),
     Part("cifar10-lognormal", partial(agg_setting, "cifar10", 1.0, 40, 8000), AGG, few=FEW),
     *(
-        Part(
-            f"fashion-lognormal-{gamma:g}",
-            partial(agg_setting, "fashion-mnist", gamma, 30, 8000),
-            AGG_SHORT,
-            seeds=1,
-        )
+        Part(f"fashion-lognormal-{gamma:g}", partial(agg_setting, "fashion-mnist", gamma, 30, 8000), AGG_SHORT, seeds=1)
         for gamma in (0.1, 10.0)
     ),
 ]

@@ -1,5 +1,7 @@
 """What the author of a method needs, in one import: `from fedsynth.api import Federation, method, task, …`."""
 
+# ruff: noqa: F401  (what is imported here is offered here)
+
 from pydantic import Field
 
 from fedsynth.components.local_training import TrainRequest, Update
@@ -18,19 +20,7 @@ from fedsynth.components.slots import (
     ServerOptimizer,
 )
 from fedsynth.components.synthetic_store import keep_samples, kept_samples
-from fedsynth.federation import (
-    Client,
-    Done,
-    Federation,
-    Message,
-    Outcome,
-    Replies,
-    Reply,
-    State,
-    leaves,
-    method,
-    task,
-)
+from fedsynth.federation import Client, Done, Federation, Message, Outcome, Replies, Reply, State, leaves, method, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import Classifier, ModelSpec, model
@@ -39,52 +29,3 @@ from fedsynth.learning.training import CrossEntropy, FitResult, Objective, fit
 from fedsynth.learning.weights import Weights, load_weights, weights_of
 from fedsynth.methods.fedavg import train
 from fedsynth.privacy import Guarantee
-
-__all__ = [
-    "AggregationContext",
-    "Aggregator",
-    "Classifier",
-    "Client",
-    "CrossEntropy",
-    "Done",
-    "Federation",
-    "Field",
-    "FitResult",
-    "Guarantee",
-    "LocalContext",
-    "LocalData",
-    "LocalObjective",
-    "LocalTraining",
-    "Loop",
-    "LoopConfig",
-    "Memory",
-    "Message",
-    "MethodConfig",
-    "ModelSpec",
-    "Objective",
-    "Outcome",
-    "PostAggregation",
-    "PublishedForm",
-    "Replies",
-    "Reply",
-    "RoundInfo",
-    "Samples",
-    "ServerOptimizer",
-    "State",
-    "TrainRequest",
-    "Update",
-    "Weights",
-    "federated_loop",
-    "fit",
-    "keep_samples",
-    "kept_samples",
-    "leaves",
-    "load_weights",
-    "method",
-    "model",
-    "personal",
-    "task",
-    "train",
-    "weighted_mean",
-    "weights_of",
-]

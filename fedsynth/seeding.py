@@ -32,3 +32,12 @@ def secret_generator(key: bytes, *purpose: object) -> np.random.Generator:
     """A numpy generator that only those who have the key can repeat."""
     text = "\x1f".join(map(str, purpose))
     return np.random.default_rng(int.from_bytes(hmac.digest(key, text.encode(), "sha256")))
+
+
+def seed_torch(seed: int) -> None:
+    """Seed PyTorch's global generators. `torch.manual_seed` does the same, and without a GPU takes a millisecond."""
+    import torch  # on demand: commands that only read do without it
+
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)

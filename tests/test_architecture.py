@@ -29,14 +29,7 @@ ALLOWED = {
     ),
     "privacy": ("privacy", "seeding"),
     "data": ("data", "seeding"),
-    "federation": (
-        "federation",
-        "learning.weights",
-        "learning.models",
-        "learning.effort",
-        "privacy",
-        *BASE,
-    ),
+    "federation": ("federation", "learning.weights", "learning.models", "learning.effort", "privacy", *BASE),
     "engines": ("engines", "federation", "learning.weights", "privacy", *BASE),
     "components": ("components", "federation", "learning", "synthesis", "privacy", *BASE),
     "methods": ("methods", "components", "federation", "learning", "synthesis", "privacy", *BASE),
@@ -122,7 +115,7 @@ def test_everything_in_methods_registers_a_method():
 
 def test_the_authors_of_methods_find_all_in_one_module():
     assert {name.split(".")[0] for name in imports_of(ROOT / "api.py")} <= {
-        *("components", "federation", "learning", "methods", "privacy"),
+        *("components", "federation", "learning", "methods", "privacy")
     }
 
 

@@ -100,7 +100,7 @@ def _choose(scores: np.ndarray, delta: float, error: float, claim: Profile | Non
     count = scores.shape[1]
     options: list[tuple[float, float, tuple[int, float, int]]] = []
     for direction in (1, -1):
-        thresholds = np.unique(scores)
+        thresholds = _between(np.unique(scores))
         ordered = np.sort(direction * scores, axis=1)
         hits = [count - np.searchsorted(row, direction * thresholds, side="left") for row in ordered]
         for likelier in (0, 1):
@@ -114,6 +114,11 @@ def _choose(scores: np.ndarray, delta: float, error: float, claim: Profile | Non
                 )
     worst = max(options, key=lambda option: option[:2])
     return worst[2] if worst[0] > 0 else max(options, key=lambda option: option[1])[2]
+
+
+def _between(values: np.ndarray) -> np.ndarray:
+    """The smallest, and half-way between neighbours: runs yet to come may lie a little beyond those that were seen."""
+    return np.concatenate([values[:1], (values[:-1] + values[1:]) / 2])
 
 
 def _against(tpr: np.ndarray, fpr: np.ndarray, claim: Profile | None) -> np.ndarray:

@@ -92,11 +92,7 @@ class Audit:
 
 
 def audit_run(
-    folder: Path,
-    runs: int = 1000,
-    confidence: float = 0.95,
-    say: Say = lambda text: None,
-    trust_plugins: bool = False,
+    folder: Path, runs: int = 1000, confidence: float = 0.95, say: Say = lambda text: None, trust_plugins: bool = False
 ) -> Audit:
     """Audit a finished run by its folder. Like a resume, it executes the run's plug-ins only where they are trusted."""
     run = read_run(folder)

@@ -6,6 +6,7 @@ from its critic; a masked number, from the number), the trial looks at that: an 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,11 +25,12 @@ from fedsynth.federation import Client
 from fedsynth.federation.trials import FAR, Trial, flat_numbers
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
+from fedsynth.learning.weights import Weights
 from fedsynth.methods.gandalf.clients import GanVisit, train_gan_visit
 from fedsynth.methods.pfl_gan.client_gans import train_own_gan
 from fedsynth.privacy import Event, Guarantee, SampledGaussianEvent
 from fedsynth.privacy.config import SMALLEST
-from fedsynth.synthesis.gan import Gan, GanSpec, build_gan
+from fedsynth.synthesis.gan import GENERATOR, GanSpec, build_gan, load_gan
 from fedsynth.synthesis.gan_networks import Critic
 from fedsynth.synthesis.gan_training import GanTraining
 
@@ -165,13 +167,16 @@ def gan_records(label: int, classes: int, others: int) -> tuple[Dataset, Dataset
     return labelled(rest, of), labelled(np.concatenate([np.full((1, *SHAPE), FAR), rest]), [label, *of])
 
 
-def strong_gan(classes: int, seed: int) -> Gan:
-    """A GAN whose images differ strongly with the latent they are generated from."""
-    gan = build_gan(SPEC, SHAPE, classes, seed)
-    with torch.no_grad():
-        for parameter in gan.generator.parameters():
-            parameter.mul_(5.0)
-    return gan
+@functools.lru_cache(maxsize=8)
+def strong_gan(classes: int, seed: int) -> Weights:
+    """Weights of a GAN whose images differ strongly with the latent they are generated from. Change none in place."""
+    weights = build_gan(SPEC, SHAPE, classes, seed).weights()
+    return {name: 5.0 * entry if name.startswith(GENERATOR) else entry for name, entry in weights.items()}
+
+
+def critic_of(weights: Weights) -> Weights:
+    """The critic's part."""
+    return {name: weight for name, weight in weights.items() if name.startswith("critic.")}
 
 
 def gan_trials(
@@ -188,7 +193,7 @@ def gan_trials(
 
     def towards(label: int, round_: int) -> np.ndarray:
         """The real image alone: it is so bright that nothing else counts."""
-        critic = strong_gan(schema.classes, round_).critic
+        critic = load_gan(SPEC, SHAPE, schema.classes, strong_gan(schema.classes, round_)).critic
         assert isinstance(critic, Critic)
         critic(torch.full((1, *SHAPE), FAR), torch.tensor([label])).sum().backward()
         parts = {name: p.grad for name, p in critic.named_parameters() if p.grad is not None}
@@ -219,12 +224,11 @@ def visit_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> lis
     """Visits with a GAN that is another one every time."""
 
     def visit(client: Client, label: int, updates: DpSgdUpdates) -> np.ndarray:
-        start = strong_gan(schema.classes, client.round).weights()
+        start = strong_gan(schema.classes, client.round)
         client.state.keep_public(RELEASED, np.full(schema.classes, 1000, np.int64))
         how = GanVisit(spec=SPEC, training=gan_steps(MANY), steps=1, keep_moments=False, sigma=1.0, updates=updates)
         reply = train_gan_visit(client, start, {}, how)
-        critic = {name: weight for name, weight in start.items() if name.startswith("critic.")}
-        return flat_numbers(reply.fields()["gan"], critic)
+        return flat_numbers(reply.fields()["gan"], critic_of(start))
 
     return gan_trials(guarantee, schema, visit)
 
@@ -234,10 +238,10 @@ def own_gan_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> l
     """The critic, which stays at the client: the generator that is released learns from it."""
 
     def visit(client: Client, label: int, updates: DpSgdUpdates) -> np.ndarray:
-        gan = strong_gan(schema.classes, client.round)
-        start = {name: p.detach().clone() for name, p in gan.critic.named_parameters()}
+        start = strong_gan(schema.classes, client.round)
+        gan = load_gan(SPEC, SHAPE, schema.classes, start)
         known = torch.ones(schema.classes, dtype=torch.bool)
         fit_gan_privately(client, gan, known, gan_steps(MANY), 1, updates)
-        return flat_numbers(dict(gan.critic.named_parameters()), start)
+        return flat_numbers(gan.weights(), critic_of(start))
 
     return gan_trials(guarantee, schema, visit)

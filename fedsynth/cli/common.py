@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +35,8 @@ TrustPlugins = Annotated[
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, counted from the experiment's.")]
 StudyName = Annotated[str, typer.Option(help="Folder in the runs folder; one that exists is gone on with.")]
 
-out = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
+# A pipe has no width of its own, unless the caller says one.
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 def read_words(words: list[str] | None) -> Tables:
@@ -44,8 +47,8 @@ def read_words(words: list[str] | None) -> Tables:
 
 
 def split_list(text: str, what: str, example: str) -> list[str]:
-    """Names separated by commas, one at least; `what` one of them is."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
+    """Names separated by commas, but for those inside of brackets, one at least; `what` one of them is."""
+    names = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text) if part.strip()]
     if not names:
         raise ConfigError(f"--{what}s is empty: name at least one {what}, such as --{what}s {example}.")
     return names
@@ -65,6 +68,11 @@ def print_json(value: Any) -> None:
 def print_line(text: str) -> None:
     """One line as it is: nothing in it is markup, coloured or wrapped."""
     out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_report(folder: Path) -> None:
+    """Where the report of a run or a comparison is: the last line of a command that leaves one."""
+    print_line(f"report: {folder / 'report.html'}")
 
 
 def _finite(value: Any) -> Any:

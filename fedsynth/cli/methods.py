@@ -18,8 +18,7 @@ VERDICTS = {True: "kept", False: "BROKEN", None: "–"}
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method's settings.")] = None,
-    as_json: AsJson = False,
+    name: Annotated[str | None, typer.Argument(help="Show one method's settings.")] = None, as_json: AsJson = False
 ) -> None:
     """List the methods, or show one method's paper, deviations and settings."""
     if name is not None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from fedsynth.cli.common import AsJson, Jobs, Silent, TrustPlugins, Words, out, print_json, read_words
+from fedsynth.cli.common import AsJson, Jobs, Silent, TrustPlugins, Words, out, print_json, print_report, read_words
 from fedsynth.cli.studies import print_comparison
 from fedsynth.experiment.files import read_run_config
 
@@ -66,5 +67,6 @@ def _print_run(result: RunResult, as_json: bool) -> None:
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, text in summary_lines(result.summary):
-        table.add_row(f"[bold]{name}[/bold]", text)
+        table.add_row(f"[bold]{name}[/bold]", escape(text))
     out.print(table)
+    print_report(result.path)

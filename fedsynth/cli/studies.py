@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedsynth.cli.common import (
@@ -20,6 +21,7 @@ from fedsynth.cli.common import (
     out,
     print_json,
     print_line,
+    print_report,
     read_words,
     split_list,
 )
@@ -37,7 +39,13 @@ MOST_CLIENTS = 30  # in the table on the screen
 
 def compare(
     words: Words = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedavg",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods, separated by commas; variants as NAME=METHOD:KEY=VALUE. Not given: [rows] of the file, or "
+            "fedavg."
+        ),
+    ] = None,
     seeds: Seeds = 1,
     references: Annotated[
         bool, typer.Option(help="Also run local, finetune and centralised on the same splits.")
@@ -55,10 +63,12 @@ def compare(
     """Run several methods and seeds on the same splits and print one table.
 
     All methods get the same model and training settings. `[methods.NAME]` sections hold settings of single methods.
+    A variant is a row of its own: `--methods fedavg,feddpms,private=feddpms:epsilon=3`, or in the file
+    `[rows]` with `private = {method = "feddpms", epsilon = 3}`.
 
     Controls show whether a gain comes from the synthetic data: a gain that noise also gives is not knowledge transfer.
     """
-    names = split_list(methods, "method", "fedavg,fedprox")
+    names = None if methods is None else split_list(methods, "method", "fedavg,fedprox")
     tables = read_words(words)
     from fedsynth.studies.compare import compare_methods
 
@@ -68,25 +78,35 @@ def compare(
         print_json({"rows": done.rows, "controls": done.controls, "runs": done.summaries, "path": str(done.path)})
         return
     print_comparison(done)
-    out.print(f"table.md, table.csv, table.tex, curves.png and the runs are in {done.path}")
 
 
 def print_comparison(done: Comparison, as_json: bool = False) -> None:
     """The table of a comparison, and what its controls say."""
     from fedsynth.report.controls import verdict_lines
-    from fedsynth.report.tables import COLUMNS, LEGEND, difference_lines
+    from fedsynth.report.tables import difference_lines, failed_synthesis_lines, short_columns, short_legend
 
     if as_json:
         print_json({"rows": done.rows, "controls": done.controls, "path": str(done.path)})
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), caption=LEGEND, caption_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for line in failed_synthesis_lines(done.summaries):
+        print_line(line)
+    columns = short_columns(done.rows)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in columns:
+        first = name == columns[0]
+        table.add_column(name, justify="left" if first else "right", no_wrap=not first, overflow="fold")
     for row in done.rows:
-        table.add_row(*row.cells())
+        cells = row.short_cells()
+        table.add_row(*(escape(cells[name]) for name in columns))
     out.print(table)
+    for line in short_legend(done.rows):
+        out.print(line, markup=False, highlight=False)
     for line in (*difference_lines(done.rows), *verdict_lines(done.controls)):
         print_line(line)
+    print_line(
+        f"All columns are in table.md, table.csv and table.tex; they, curves.png and the runs are in {done.path}"
+    )
+    print_report(done.path)
 
 
 def stress(
@@ -103,7 +123,8 @@ def stress(
     """Run methods with growing shares of trouble, and draw accuracy against the share.
 
     dropout: clients that cannot be reached, others each time. late: clients that never answer in time. label-noise:
-    training labels that are wrong. byzantine: clients that send noise (faults.lie=negated turns the sign instead).
+    training labels that are wrong. byzantine: malicious clients, which send noise (faults.attack=negated: the numbers
+    with the sign turned).
     """
     kinds, names = split_list(troubles, "trouble", "dropout,late"), split_list(methods, "method", "fedavg,median")
     try:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fedsynth.federation import Client, Federation, Reply, leaves, task
-from fedsynth.privacy import DiscreteGaussianEvent, Guarantee, PureEvent
+from fedsynth.privacy import DiscreteGaussianEvent, Guarantee
 from fedsynth.privacy.discrete import discrete_gaussian_histogram, discrete_gaussian_variance
 
 RELEASED = "released class counts"  # in the private state
@@ -49,18 +49,7 @@ def counts_guarantee(event: DiscreteGaussianEvent) -> Guarantee:
     )
 
 
-def post_processing_guarantee(mechanism: str, why: str) -> Guarantee:
-    """The guarantee of what follows from noisy counts that were released before, and from nothing else."""
-    return Guarantee(
-        mechanism=mechanism,
-        events=(PureEvent(epsilon=0),),
-        unit="record",
-        adjacency="add or remove one",
-        covered=f"all of it: {why}",
-    )
-
-
-RELEASED_AGAIN = post_processing_guarantee("the noisy counts that were released before", "nothing new is told")
+RELEASED_AGAIN = Guarantee.constant("the noisy counts that were released before", "nothing new is told")
 
 
 def released_counts(client: Client) -> np.ndarray:
@@ -69,11 +58,7 @@ def released_counts(client: Client) -> np.ndarray:
 
 
 def class_counts(
-    fed: Federation,
-    epsilon: float | None = None,
-    delta: float = 1e-5,
-    keep: bool = False,
-    attempts: int = 1,
+    fed: Federation, epsilon: float | None = None, delta: float = 1e-5, keep: bool = False, attempts: int = 1
 ) -> dict[str, np.ndarray]:
     """The class counts of all clients that answer, exact or with noise for (ε, δ)."""
     replies = fed.broadcast(count_classes, attempts=attempts, epsilon=epsilon, delta=delta, keep=keep)

@@ -77,7 +77,7 @@ class UpdatePrivacy(SlotValue, slot="updates"):
     def collect(
         self, fed: Federation, clients: list[str], model: Weights, request: TrainRequest, equal: bool
     ) -> Mapping[str, Update]:
-        """What the clients send back; `equal`: all are to weigh alike, where that is decided before."""
+        """What the clients send back; `equal`: all are to have equal weights, where that is decided before."""
         return fed.broadcast(train, to=clients, model=model, request=request)
 
     def protect_mean(self, fed: Federation, mean: Weights, names: set[str], replies: int) -> Weights:

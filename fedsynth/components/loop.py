@@ -127,13 +127,7 @@ class Loop:
     """
 
     def __init__(
-        self,
-        fed: Federation,
-        cfg: LoopConfig,
-        *,
-        keeps: Kept = "nothing",
-        trainings: int = 1,
-        **own: Unpack[OwnSlots],
+        self, fed: Federation, cfg: LoopConfig, *, keeps: Kept = "nothing", trainings: int = 1, **own: Unpack[OwnSlots]
     ) -> None:
         self.fed, self.cfg, self.slots = fed, cfg, Slots.chosen(cfg, own)
         self.net = fed.initial_model(cfg.model)

@@ -35,6 +35,6 @@ def fit_gan_privately(
         events=(SampledGaussianEvent(rate=fit.rate, noise=noise, steps=fit.critic_steps),),
         unit="record",
         adjacency="add or remove one",
-        covered="the weights of critic and generator, and all images made with them",
+        covered="the weights of critic and generator, and all images generated with them",
         not_covered=NUMBER_PUBLIC,
     )

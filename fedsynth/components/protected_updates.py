@@ -1,7 +1,7 @@
 """Protected updates: DP-SGD hides each record, clipping and noise hide each client as a whole.
 
 A reply holds protected weights and else only constants, the same for every client: no number of examples, loss or
-number of steps leaves, and so all clients weigh alike. Work is counted as planned, not as done.
+number of steps leaves, and so all clients have equal weights. Work is counted as planned, not as done.
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ from fedsynth.learning.aggregators import only
 from fedsynth.learning.effort import count_examples, measured_effort
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
 from fedsynth.learning.weights import Weights
-from fedsynth.privacy import (
-    GaussianEvent,
-    Guarantee,
-    PrivacyConfig,
-    gaussian_sigma,
-    sampled_gaussian_noise,
-)
+from fedsynth.privacy import GaussianEvent, Guarantee, PrivacyConfig, gaussian_sigma, sampled_gaussian_noise
 from fedsynth.privacy.config import LARGEST, SMALLEST
 from fedsynth.privacy.dpsgd import DpSgdTraining, check_model, dp_fit, dp_rate, dp_steps
 from fedsynth.privacy.guarantee import EVERY_UPDATE, NUMBER_PUBLIC, constant_guarantee

@@ -19,39 +19,22 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from fedsynth.components.slots import SecureSettings
 from fedsynth.federation import Client, Federation, QuorumError, Replies, Reply, leaves, task
 from fedsynth.federation.tasks import Task
-from fedsynth.privacy import Guarantee, PureEvent
+from fedsynth.privacy import Guarantee, secure_sum
 from fedsynth.privacy.guarantee import EVERY_UPDATE, MASKED, Scope
-from fedsynth.privacy.secure_sum import (
-    FEWEST,
-    PublicKeys,
-    Secrets,
-    SecureSumError,
-    Words,
-    are_keys,
-    check_keys,
-    disclose,
-    enough,
-    from_words,
-    shares_for,
-    to_words,
-    unmask,
-)
-from fedsynth.privacy.secure_sum import mask as under_masks
+from fedsynth.privacy.secure_sum import PublicKeys, Secrets, SecureSumError, Words
 
 KEPT = "secure sum"  # in the private state: the secrets of the sum that is under way
 Values = NDArray[np.float64]
 
 
-class SecureRound(BaseModel):
-    """What a client must know to mask its numbers: whose masks it shares, and whether all weigh alike."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class SecureRound(BaseModel, frozen=True, extra="forbid"):
+    """What a client must know to mask its numbers: whose masks it shares, and whether all have equal weights."""
 
     session: str
     peers: tuple[str, ...]
@@ -94,8 +77,8 @@ def share_secrets(
 ) -> SharedSecrets:
     """Share the secrets of a sum with the others, so that they can finish it should this client be lost."""
     kept, secrets = under_way(client, session)
-    check_keys(client.id, secrets.public(), keys, threshold)
-    shares, own = shares_for(client.id, secrets, keys, threshold)
+    secure_sum.check_keys(client.id, secrets.public(), keys, threshold)
+    shares, own = secure_sum.shares_for(client.id, secrets, keys, threshold)
     agreed = {"keys": {name: list(pair) for name, pair in keys.items()}, "threshold": threshold, "own": list(own)}
     client.state.keep_public(KEPT, kept | agreed)
     return client.release(SharedSecrets(shares=shares), **no_data(scope, "shares"))
@@ -109,7 +92,7 @@ def masked(client: Client, secure: SecureRound, values: Values, weight: int) -> 
     keys, peers = kept.get("keys", {}), set(secure.peers)
     if client.id not in peers or not peers <= set(keys) or len(peers) < kept["threshold"]:
         raise SecureSumError("The list of those who shared their secrets does not fit the list of keys.")
-    words = under_masks(client.id, secrets, keys, peers, to_words(values, weight, len(keys)))
+    words = secure_sum.mask(client.id, secrets, keys, peers, secure_sum.to_words(values, weight, len(keys)))
     client.state.keep_public(KEPT, kept | {"peers": sorted(peers)})
     return torch.from_numpy(words)
 
@@ -132,7 +115,7 @@ def open_sum(
     if not {*stayed, *left} <= {*shares, client.id}:
         raise SecureSumError("Shares of some of the clients are missing.")
     own = kept["own"][0], kept["own"][1]
-    seeds, masks = disclose(client.id, secrets, kept["keys"], own, shares, stayed, left)
+    seeds, masks = secure_sum.disclose(client.id, secrets, kept["keys"], own, shares, stayed, left)
     del client.state[KEPT]  # asked once more, for whatever secret, there is none to give
     return client.release(Opened(seeds=seeds, masks=masks), **no_data(scope, "seeds", "masks"))
 
@@ -150,15 +133,7 @@ def no_data(scope: Scope | None, *fields: str) -> dict[str, Guarantee]:
     mechanism = f"{MASKED}: random, made without the data"
     if scope is None:
         return dict.fromkeys(fields, Guarantee.none(mechanism=mechanism, not_covered=""))
-    unit, adjacency = scope
-    guarantee = Guarantee(
-        mechanism=mechanism,
-        events=(PureEvent(epsilon=0),),
-        unit=unit,
-        adjacency=adjacency,
-        covered="all of it: nothing depends on the data",
-    )
-    return dict.fromkeys(fields, guarantee)
+    return dict.fromkeys(fields, Guarantee.constant(mechanism, "nothing depends on the data", scope))
 
 
 def secured(guarantee: Guarantee | None, clients: int) -> Guarantee:
@@ -206,7 +181,7 @@ def secure_mean(
     if not under_way.goes_on(asked, sent, len(sent)):
         return None
     total = under_way.opened(list(sent), _added(reply.masked for reply in sent.values()))
-    return None if total is None else SecureMean(from_words(total)[1], list(sent), under_way.threshold)
+    return None if total is None else SecureMean(secure_sum.from_words(total)[1], list(sent), under_way.threshold)
 
 
 class _Sum:
@@ -217,17 +192,17 @@ class _Sum:
         self.session = os.urandom(16).hex()
         self.fed, self.clients, self.settings = fed, clients, settings
         self.common: dict[str, Any] = {"session": self.session, "scope": settings.scope}
-        self.threshold = FEWEST
+        self.threshold = secure_sum.FEWEST
         self.keys: dict[str, PublicKeys] = {}
         self.shares: dict[str, dict[str, str]] = {}
 
     def agree(self) -> bool:
         """The first two stages: everybody's keys, and the shares of their secrets."""
         offered = self.fed.broadcast(offer_keys, to=self.clients, quorum=0, **self.common)
-        self.keys = {client: reply.keys for client, reply in offered.items() if are_keys(reply.keys)}
+        self.keys = {client: reply.keys for client, reply in offered.items() if secure_sum.are_keys(reply.keys)}
         if not self.goes_on(offer_keys, offered, len(self.keys)):
             return False
-        self.threshold = enough(self.settings.threshold, len(self.keys))
+        self.threshold = secure_sum.enough(self.settings.threshold, len(self.keys))
         about: dict[str, Any] = {"keys": self.keys, "threshold": self.threshold}
         shared = self.fed.broadcast(share_secrets, to=list(self.keys), quorum=0, **about, **self.common)
         found = {client: reply.shares for client, reply in shared.items()}
@@ -252,7 +227,7 @@ class _Sum:
             return None
         seeds = {client: [reply.seeds[client] for reply in said] for client in stayed}
         masks = {client: [reply.masks[client] for reply in said] for client in left}
-        return unmask(total, self.keys, stayed, seeds, masks, self.threshold)
+        return secure_sum.unmask(total, self.keys, stayed, seeds, masks, self.threshold)
 
     def goes_on(self, asked: Task, replies: Replies, answered: int, quorum: float | None = None) -> bool:
         """Whether enough answered usefully: by the quorum, of those picked, and by the threshold, which stands."""

@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsynth.components.local_training import TrainRequest, Update, UpdatePrivacy, UpdatesSlot, train
-from fedsynth.components.secure_aggregation import (
-    SecureRound,
-    SecureSettings,
-    Values,
-    masked,
-    secure_mean,
-    secured,
-)
+from fedsynth.components.secure_aggregation import SecureRound, SecureSettings, Values, masked, secure_mean, secured
 from fedsynth.components.slots import LocalObjective, Mean, NoPostAggregation
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation, Reply, leaves, task

@@ -71,9 +71,7 @@ class LeastCompletedFirst:
         # Where everybody left was chosen a moment ago, waiting for others would be waiting for ever.
         rested = [client for client in open_to if client not in recent] or open_to
         return min(
-            rested,
-            key=lambda client: (self.completed.get(client, 0) + done[client], chosen[client]),
-            default=None,
+            rested, key=lambda client: (self.completed.get(client, 0) + done[client], chosen[client]), default=None
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from fedsynth.learning.models import ModelSpec
@@ -12,10 +12,8 @@ from fedsynth.learning.optimizers import LocalTraining, learning_rate
 from fedsynth.privacy import PrivacyConfig
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(BaseModel, frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False):
     """The `[train]` section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
     rounds: int = Field(20, ge=0, validation_alias=AliasChoices("rounds", "num_rounds"), description="rounds")
     local_epochs: int = Field(5, ge=0, description="epochs at a client in one round")
@@ -38,8 +36,7 @@ class TrainConfig(BaseModel):
         description="share of the clients picked each round",
     )
     norm_buffers: Literal["average", "local", "recalibrate"] = Field(
-        "average",
-        description="BatchNorm's running statistics: averaged, kept at the clients, or measured anew",
+        "average", description="BatchNorm's running statistics: averaged, kept at the clients, or measured anew"
     )
     quorum: float | None = Field(
         None, ge=0, le=1, description="share of the asked clients that must answer (all; with faults, none)"
@@ -58,18 +55,11 @@ class TrainConfig(BaseModel):
     def local(self, round: int) -> LocalTraining:
         """How clients train in this round."""
         rate = learning_rate(self.schedule, self.lr, round, self.rounds, self.lr_step, self.lr_gamma)
-        return LocalTraining(
-            epochs=self.local_epochs,
-            batch_size=self.batch_size,
-            lr=rate,
-            optimizer=self.optimizer,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            max_grad_norm=self.max_grad_norm,
-        )
+        as_here = self.model_dump(include=set(LocalTraining.model_fields))
+        return LocalTraining(**as_here | {"epochs": self.local_epochs, "lr": rate})
 
 
-class MethodConfig(BaseModel):
+class MethodConfig(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False):
     """Base of a method's settings. `train`, `model` and `privacy` come from their own sections of an experiment.
 
     `protects` says whether all that the method sends after training is protected as `privacy.updates` asks. The shared
@@ -77,8 +67,6 @@ class MethodConfig(BaseModel):
     `requires_individual_updates` says why the method needs more than the sum of what clients send; empty where it does
     not.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
     train: TrainConfig = Field(default_factory=TrainConfig, exclude=True)
     model: ModelSpec = Field(default_factory=ModelSpec, exclude=True)
@@ -103,6 +91,11 @@ class MethodConfig(BaseModel):
                 "only the mean, such as fedavg"
             )
         return self
+
+    @property
+    def classifier(self) -> ModelSpec:
+        """The model that the method ends with: the one asked for, unless it has one of its own."""
+        return self.model
 
     def earlier_runs(self) -> list[str]:
         """Folders of runs that this one builds on; a runner makes sure that they had the same split."""

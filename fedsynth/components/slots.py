@@ -195,7 +195,7 @@ class Aggregator(SlotValue, slot="aggregator"):
 
 
 class Mean(Aggregator, name="mean"):
-    """The mean, weighted by the clients' numbers of examples (or all alike)."""
+    """The mean, weighted by the clients' numbers of examples (or equally)."""
 
     weights: Literal["examples", "equal"] = Field("examples", description="what a client weighs")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedsynth.components.additions import note_additions
 from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.slots import LocalData
 from fedsynth.federation import Client
@@ -29,6 +30,7 @@ def keep_samples(
     kept = {"images": images, "labels": samples.labels.to(torch.int64)}
     keep = client.state.keep_public if public and own is None else client.state.__setitem__
     keep(KEPT, kept if own is None else kept | {"own": own})
+    note_additions(client, samples.labels)
 
 
 def kept_samples(client: Client) -> Samples | None:

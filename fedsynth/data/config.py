@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedsynth.errors import ConfigError, nearest
 
@@ -14,52 +14,48 @@ ClassList = tuple[int | str, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class DataConfig(BaseModel):
+class DataConfig(BaseModel, frozen=True, extra="forbid"):
     """Where the data comes from. Frozen; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str = Field(
-        default="digits",
+        "digits",
         description='A known name ("digits", "mnist", ...) or "kind:path" (idx, npz, images, csv, parquet, clients).',
     )
     sources: tuple[str, ...] = Field(
-        default=(), description="Several names instead of one; each client belongs to one of them."
+        (), description="Several names instead of one; each client belongs to one of them."
     )
     shares: tuple[int, ...] = Field(
-        default=(), description="How the clients are divided over the sources, such as [3, 3, 3]; evenly when empty."
+        (), description="How the clients are divided over the sources, such as [3, 3, 3]; evenly when empty."
     )
     labels: Literal["shared", "separate"] = Field(
-        default="shared", description="Whether the sources use the same label numbers or each its own."
+        "shared", description="Whether the sources use the same label numbers or each its own."
     )
-    dir: Path | None = Field(
-        default=None, description="Folder of the known data sets; otherwise the variable FEDSYNTH_DATA."
-    )
-    limit: int | None = Field(default=None, ge=1, description="Keep this many training examples, stratified by class.")
+    dir: Path | None = Field(None, description="Folder of the known data sets; otherwise the variable FEDSYNTH_DATA.")
+    limit: int | None = Field(None, ge=1, description="Keep this many training examples, stratified by class.")
     classes: tuple[ClassList, ...] | ClassList | None = Field(
-        default=None, description="Keep only these labels or class names, renumbered; one list per source if several."
+        None, description="Keep only these labels or class names, renumbered; one list per source if several."
     )
-    label: str = Field(default="label", description="Column of a csv or parquet file that holds the label.")
+    label: str = Field("label", description="Column of a csv or parquet file that holds the label.")
     client_column: str | None = Field(
-        default=None, description="Column of a csv or parquet file that says which client a row belongs to."
+        None, description="Column of a csv or parquet file that says which client a row belongs to."
     )
     shape: tuple[int, ...] | None = Field(
-        default=None, description="Shape of one example, such as [1, 28, 28], when the file stores flat rows."
+        None, description="Shape of one example, such as [1, 28, 28], when the file stores flat rows."
     )
     image_size: int | tuple[int, int] | None = Field(
-        default=None, description="Resize images to this side, or to [height, width]."
+        None, description="Resize images to this side, or to [height, width]."
     )
-    validation: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for validation.")
-    test: float = Field(default=0.1, ge=0, lt=1, description="Fraction of each client's data for its own test.")
+    validation: float = Field(0.1, ge=0, lt=1, description="Fraction of each client's data for validation.")
+    test: float = Field(0.1, ge=0, lt=1, description="Fraction of each client's data for its own test.")
     label_noise: float = Field(
-        default=0, ge=0, le=1, description="Fraction of the training labels that are wrong, for tests of robustness."
+        0, ge=0, le=1, description="Fraction of the training labels that are wrong, for tests of robustness."
     )
     client_test: Literal["own", "source"] = Field(
-        default="own",
+        "own",
         description="What a client is tested on: this share of its own data, or the whole test set of its source.",
     )
     global_test: float = Field(
-        default=0.2, gt=0, lt=1, description="Fraction held out for the global test when the source has no test part."
+        0.2, gt=0, lt=1, description="Fraction held out for the global test when the source has no test part."
     )
 
     @model_validator(mode="after")

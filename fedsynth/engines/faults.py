@@ -36,11 +36,13 @@ class FaultConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         default_factory=dict, description="per client, stretches of simulated time in which it is away"
     )
     late: float = Field(0.0, ge=0, le=1, description="share of the clients that always answer too late")
-    byzantine: float = Field(0.0, ge=0, le=1, description="share of the clients that send something else than asked")
-    lie: Literal["noise", "negated"] = Field(
+    byzantine: float = Field(
+        0.0, ge=0, le=1, description="share of the clients that are malicious: they send something else than asked"
+    )
+    attack: Literal["noise", "negated"] = Field(
         "noise", description="what they send: noise as strong as the numbers, or the numbers with the sign turned"
     )
-    liars: list[str] = Field(default_factory=list, description="clients that do so, by name, besides that share")
+    malicious: list[str] = Field(default_factory=list, description="malicious clients by name, besides that share")
 
     @property
     def active(self) -> bool:
@@ -66,7 +68,7 @@ class FaultyEngine:
     ) -> None:
         self.inner, self.config, self.seed, self.sizes = inner, config, seed, sizes
         self.late = choose_some(clients, config.late, seed, "late")
-        self.liars = choose_some(clients, config.byzantine, seed, "byzantine") | set(config.liars)
+        self.malicious = choose_some(clients, config.byzantine, seed, "byzantine") | set(config.malicious)
         self.clock = 0.0
         self._relay: str | None = None
         self._lanes: dict[str, float] = {}  # of the relay under way, how far each route has come
@@ -97,9 +99,9 @@ class FaultyEngine:
         self.clock = max(self._lanes.values())
         reached = {client: request for client, request in requests.items() if client not in failures}
         answers = self.inner.ask(task, reached, deadline) if reached else Answers()
-        for client in self.liars & set(answers.replies):
+        for client in self.malicious & set(answers.replies):
             rng = generator(self.seed, "lie", name, client, f"{headers[id(requests[client])].step}")
-            answers.replies[client] = Blob(falsify(answers.replies[client].read(), self.config.lie, rng))
+            answers.replies[client] = Blob(falsify(answers.replies[client].read(), self.config.attack, rng))
         answers.failures.update(failures)
         answers.spans = spans
         return answers
@@ -147,20 +149,20 @@ def choose_some(clients: Sequence[str], share: float, seed: int, what: str) -> f
     return frozenset(clients[row] for row in order[: round(share * len(clients))])
 
 
-def falsify(reply: bytes, lie: str, rng: np.random.Generator) -> bytes:
+def falsify(reply: bytes, attack: str, rng: np.random.Generator) -> bytes:
     """A reply whose tensors of numbers are something else; all else in it is as it was."""
     answer = decode(reply)
-    return encode({**answer, "fields": _falsify_value(answer["fields"], lie, rng)}) if answer["ok"] else reply
+    return encode({**answer, "fields": _falsify_value(answer["fields"], attack, rng)}) if answer["ok"] else reply
 
 
-def _falsify_value(value: Any, lie: str, rng: np.random.Generator) -> Any:
+def _falsify_value(value: Any, attack: str, rng: np.random.Generator) -> Any:
     if isinstance(value, dict):
-        return {name: _falsify_value(item, lie, rng) for name, item in value.items()}
+        return {name: _falsify_value(item, attack, rng) for name, item in value.items()}
     if isinstance(value, list):
-        return [_falsify_value(item, lie, rng) for item in value]
+        return [_falsify_value(item, attack, rng) for item in value]
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
-    if lie == "negated":
+    if attack == "negated":
         return -value
     strength = value.double().square().mean().sqrt().item() if value.numel() else 0.0
     return torch.from_numpy(strength * rng.standard_normal(tuple(value.shape))).to(value.dtype)

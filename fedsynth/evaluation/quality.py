@@ -13,7 +13,7 @@ from fedsynth.learning.training import Tally, evaluate, fit
 from fedsynth.seeding import generator
 
 ORACLE = LocalTraining(epochs=6, batch_size=64, lr=1e-3, optimizer="adam")
-ALONE = LocalTraining(epochs=15, batch_size=32, lr=1e-3, optimizer="adam")
+FRESH = LocalTraining(epochs=15, batch_size=32, lr=1e-3, optimizer="adam")
 NEIGHBOURS = 5
 
 
@@ -33,7 +33,7 @@ def trained_on_these_only(
     test: tuple[Tensor, Tensor],
     classes: int,
     seed: int = 0,
-    training: LocalTraining = ALONE,
+    training: LocalTraining = FRESH,
 ) -> Tally:
     """A fresh classifier that learns from these examples alone, evaluated on real ones."""
     model = build_model(spec, tuple(images.shape[1:]), classes, seed=seed)

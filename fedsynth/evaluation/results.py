@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from fedsynth.privacy.rows import LedgerRow
 
 View = Literal["global", "personal"]
+Mark = Literal["good", "look", "failed", "unknown"]
 
 
-class Result(BaseModel):
+class Result(BaseModel, frozen=True):
     """Something that was found out; it does not change any more."""
-
-    model_config = ConfigDict(frozen=True)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: the keys that were given."""
@@ -165,10 +164,20 @@ class DataSummary(Result):
     split: str
 
 
+class SynthesisCheck(Result):
+    """One check of the synthetic samples that a run has shown: its mark and what it rests on, in words."""
+
+    check: str
+    mark: Mark
+    words: str
+    value: float | None = None
+
+
 class RunSummary(Result):
     """The result of a run: what `--json` prints and summary.json holds.
 
-    A comparison adds the label of the run's row and every client's accuracy on its own test part.
+    A comparison adds the label of the run's row, of which row (`base`) it is a control, where it is one, and every
+    client's accuracy on its own test part.
     """
 
     method: str
@@ -191,9 +200,12 @@ class RunSummary(Result):
     privacy: list[LedgerRow]
     secret_noise: bool = False
     norm_buffers: str = "average"
+    synthesis: list[SynthesisCheck] = []
     data: DataSummary
     run_dir: str = ""
     label: str = ""
+    base: str = ""
+    control: str = ""
     per_client: dict[str, float] = {}
 
     @property
@@ -233,10 +245,15 @@ class TookPart(Result):
 
 
 class PlannedRun(Result):
-    """A run of a comparison: the label of its row, and its experiment as tables."""
+    """A run of a comparison: the label of its row, and its experiment as tables.
+
+    Where the row is a control, `base` is the label of the row that it is a control of.
+    """
 
     label: str
     experiment: dict[str, Any]
+    base: str = ""
+    control: str = ""
 
 
 class ComparisonPlan(Result):

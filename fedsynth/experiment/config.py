@@ -90,10 +90,10 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
                 "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "
                 "= 0 turns off: remove one of the two"
             )
-        if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.liars):
+        if self.privacy.secure_aggregation and (self.faults.byzantine or self.faults.malicious):
             raise ValueError(
-                "faults.byzantine and faults.liars change what single clients send, which privacy.secure_aggregation "
-                "hides: remove one of the two"
+                "faults.byzantine and faults.malicious change what single clients send, which "
+                "privacy.secure_aggregation hides: remove one of the two"
             )
         return self
 
@@ -104,8 +104,8 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def model_spec(self) -> ModelSpec:
-        """The model: the experiment's, or the one of the method's paper."""
-        return self.model or ModelSpec(name=find_method(self.method_name).model)
+        """The model that comes out: the experiment's, or the one of the method's paper; or the method's own."""
+        return self.method_config().classifier
 
     def method_config(self) -> MethodConfig:
         """The method's settings, with the training, the model and the privacy put in."""
@@ -115,7 +115,8 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
         for key in settings:
             if key not in allowed:
                 raise ConfigError(f'method "{self.method_name}" has no setting "{key}".{nearest(key, allowed)}')
-        common = {"train": self.train, "model": self.model_spec, "privacy": self.privacy}
+        model = self.model or ModelSpec(name=find_method(self.method_name).model)
+        common = {"train": self.train, "model": model, "privacy": self.privacy}
         return parse_table(kind, {**common, **settings}, f'method "{self.method_name}"')
 
     def resolved(self) -> Tables:
@@ -141,8 +142,9 @@ def make_experiment(tables: Mapping[str, Any]) -> Experiment:
     """Check an experiment's tables; the first mistake is an error of one sentence that names the key and the fix.
 
     `[methods.NAME]` sections hold settings of single methods, for comparisons; the one of the chosen method applies.
+    `[rows]` are those of a comparison: a single run has no use for them.
     """
-    given = {key: value for key, value in tables.items() if value is not None}
+    given = {key: value for key, value in tables.items() if value is not None and key != "rows"}
     _check_sections(given)
     given["plugins"] = load_plugins(given.get("plugins", ()))
     given["method"] = _chosen_method(given.pop("methods", {}), given.get("method", {}))

@@ -145,6 +145,18 @@ def check_same_split(path: Path, split: str) -> None:
         raise ConfigError(f'"{path}" was begun on other data: its split is not the one that the data gives now.')
 
 
+def check_same_sites(path: Path, sites: Mapping[str, Mapping[str, object]]) -> None:
+    """Refuse a run in which one of these sites had other data; sites that were not in it are new ones."""
+    try:
+        kept = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["sites"]
+        then = {name: about["fingerprint"] for name, about in kept.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f'The sites of the run "{path}" cannot be read from its manifest ({error}).') from None
+    for name, about in sites.items():
+        if then.get(name, about["fingerprint"]) != about["fingerprint"]:
+            raise ConfigError(f'"{path}" was begun when site "{name}" had other data than now.')
+
+
 def fingerprint(config: Mapping[str, object]) -> str:
     """A hash of what decides the result."""
     decisive = {key: value for key, value in config.items() if key not in HOW_NOT_WHAT}

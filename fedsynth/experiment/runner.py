@@ -21,20 +21,21 @@ from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
 from fedsynth.errors import ConfigError, UserError
-from fedsynth.evaluation.results import Best, DataSummary, Evaluation, MetricsRow, RunSummary
+from fedsynth.evaluation.results import Best, DataSummary, Evaluation, MetricsRow, RunSummary, SynthesisCheck
 from fedsynth.evaluation.views import final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import plugin_files, read_run_config
 from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
 from fedsynth.experiment.progress import Quiet, make_progress
 from fedsynth.experiment.recorder import Recorder, save_model
+from fedsynth.experiment.synthesis import checks_of, keep_class_means, record_exactly
 from fedsynth.federation import Federation, Outcome, Policy
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.journal import Journal
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.port import POOLED, SERVER, Engine
 from fedsynth.federation.store import StateStore, write_json
-from fedsynth.learning.models import build_model, instantiate
+from fedsynth.learning.models import Classifier, build_model, instantiate
 from fedsynth.learning.weights import Weights
 from fedsynth.report.artifacts import write_record
 from fedsynth.report.coverage import missed_clients
@@ -58,9 +59,14 @@ class RunResult:
     @cached_property
     def model(self) -> nn.Module | None:
         """The global model, ready to use; None for a method that ends with personal models only."""
-        if self.weights is None or not self.whole:
-            return None
-        return instantiate(self.experiment.model_spec, self.schema.shape, self.schema.classes, self.weights).eval()
+        return built(self.experiment, self.schema, self.weights if self.whole else None)
+
+
+def built(experiment: Experiment, schema: Schema, weights: Weights | None) -> Classifier | None:
+    """A network with these weights; None without any."""
+    if weights is None:
+        return None
+    return instantiate(experiment.model_spec, schema.shape, schema.classes, weights).eval()
 
 
 def run_experiment(
@@ -154,29 +160,42 @@ def _run(experiment: Experiment, data: FederatedData, device: str, folder: RunFo
     make_host = partial(TaskHost, data, store, device, secret)
     options = {"pooled": True, "version_readable": store.readable, "secret": secret}
     with closing(make_engine(experiment, data, make_host, device, shown)) as engine:
-        return carry_out(experiment, data, engine, device, folder, shown, **options)
+        return carry_out(experiment, data, engine, device, folder, shown, store, **options)
 
 
 def carry_out(
-    experiment: Experiment, data: RunData, engine: Engine, device: str, folder: RunFolder, shown: Quiet, **options: Any
+    experiment: Experiment,
+    data: RunData,
+    engine: Engine,
+    device: str,
+    folder: RunFolder,
+    shown: Quiet,
+    simulated: StateStore | None = None,
+    **options: Any,
 ) -> RunResult:
     """Run the method's program over an engine, evaluate what it gave, and leave the record in the folder.
 
-    `options` are those of `Federation` that depend on where the clients are.
+    `simulated` is where clients that are simulated keep their state; `options` are those of `Federation` that depend on
+    where the clients are.
     """
     recorder = Recorder(folder.path, experiment, data.test, device, shown)
     policy, journal = policy_of(experiment), Journal(folder.path)
     fed = Federation(engine, data.clients, data.schema, experiment.seed, policy, journal, recorder, **options)
     data = with_told_counts(experiment, data, fed, folder.path)
     outcome = find_method(experiment.method_name).program(fed, experiment.method_config())
+    if simulated is not None:
+        record_exactly(fed, simulated)
     evaluated = fed.once("final evaluation", lambda: _evaluate(fed, outcome, experiment, data, device).as_dict())
     evaluation = Evaluation.model_validate(evaluated)
     seconds = fed.once("seconds", lambda: fed.seconds)
     recorder.follow(fed)
-    summary = summarise(experiment, data, fed, evaluation, seconds, recorder.best, folder.path)
+    keep_class_means(folder.path, data)
     whole = outcome.model is not None and not outcome.no_global
     if outcome.model is not None and whole:
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
+    model = built(experiment, data.schema, outcome.model if whole else None)
+    checks = checks_of(folder.path, data, fed.participation.records, model)
+    summary = summarise(experiment, data, fed, evaluation, checks, seconds, recorder.best, folder.path)
     write_record(folder.path, summary, recorder.rows, evaluation, fed.participation, data)
     folder.finish(summary)
     write_report([folder.path])
@@ -228,6 +247,7 @@ def summarise(
     data: RunData,
     fed: Federation,
     evaluation: Evaluation,
+    checks: list[SynthesisCheck],
     seconds: float,
     best: Best,
     path: Path,
@@ -254,6 +274,7 @@ def summarise(
         notes=took_part.notes,
         privacy=took_part.ledger.rows(experiment.privacy.delta),
         secret_noise=fed.secret_noise,
+        synthesis=checks,
         norm_buffers=experiment.train.norm_buffers,
         data=DataSummary(name="+".join(data.source_names), clients=len(data.clients), split=data.split_fingerprint()),
         run_dir=str(path),

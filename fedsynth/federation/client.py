@@ -56,6 +56,11 @@ class PrivateState(MutableMapping[str, Any]):
         """Keep what follows from requests, from protected releases, from random numbers and from nothing else."""
         self._put(key, value, public=True)
 
+    def note(self, key: str, value: Any) -> None:
+        """Keep what no task reads: a simulation may look at it when the run ends. Written only when it is new."""
+        if self._load().get(key) != value:
+            self._put(key, value, public=False)
+
     def _put(self, key: str, value: Any, public: bool) -> None:
         values = self._load()
         others = [name for name in values.get(PUBLIC, ()) if name != key]
@@ -125,13 +130,13 @@ class Client:
         return self._data
 
     @property
-    def occasion(self) -> tuple[Any, ...]:
-        """What tells this visit from all others: client, round and, where a relay comes again, its turn."""
+    def place_in_run(self) -> tuple[Any, ...]:
+        """What tells this task from all others: client, round and, where a relay comes again, its turn."""
         return (self.id, self.round, self.turn) if self.turn else (self.id, self.round)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose of this client in this round (and turn); the same on every engine."""
-        return generator(self.seed, purpose, *self.occasion)
+        return generator(self.seed, purpose, *self.place_in_run)
 
     def build(self, spec: ModelSpec, weights: Weights | None = None) -> Classifier:
         """A network with these weights, on the client's device; without any, the one that everybody starts from."""
@@ -164,7 +169,7 @@ class Client:
         if self._secret is None:
             return self.rng(purpose)
         task, fields = self._request
-        asked = encode({"task": task, "seed": self.seed, "at": list(map(str, self.occasion)), "fields": fields})
+        asked = encode({"task": task, "seed": self.seed, "at": list(map(str, self.place_in_run)), "fields": fields})
         return secret_generator(self._secret(), purpose, hashlib.sha256(asked).hexdigest(), self.state.fingerprint())
 
     def release(self, reply: R, **guarantees: Guarantee) -> R:

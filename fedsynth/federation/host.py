@@ -21,7 +21,7 @@ from fedsynth.federation.store import StateStore
 from fedsynth.federation.tasks import TaskError, find_task
 from fedsynth.learning.effort import measured_effort
 from fedsynth.privacy import Budget, Guarantee
-from fedsynth.seeding import Secret, derive
+from fedsynth.seeding import Secret, derive, seed_torch
 
 
 class DataHolder(Protocol):
@@ -30,15 +30,12 @@ class DataHolder(Protocol):
     @property
     def schema(self) -> Schema:
         """What the examples look like."""
-        ...
 
     def client(self, client: str, /) -> ClientData:
         """The data of one client."""
-        ...
 
     def pooled(self, part: str, /) -> Dataset:
         """One part of everybody's data, where somebody holds it all."""
-        ...
 
 
 class NotFiniteError(FedsynthError):
@@ -90,7 +87,7 @@ class TaskHost:
             client = self._client(client_id, request)
             client.answers(task.name, request["fields"])
             with (
-                reproducible(derive(client.seed, "torch", task.function.__name__, *client.occasion)),
+                reproducible(derive(client.seed, "torch", task.function.__name__, *client.place_in_run)),
                 measured_effort() as effort,
             ):
                 reply = task.run(client, request["fields"])
@@ -160,7 +157,7 @@ def reproducible(seed: int) -> Iterator[None]:
     """One thread and a seeded torch generator, put back afterwards: results do not depend on the number of workers."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed % 2**63)
+        seed_torch(seed % 2**63)
         if threads != 1:
             torch.set_num_threads(1)
         try:

@@ -76,14 +76,7 @@ def decode(blob: bytes) -> Fields:
         if tree.pop(MARK) != _checksum(tree, tensors):
             raise ValueError("the checksum does not fit: they were damaged")
         return {name: _unpack(value, tensors) for name, value in tree.items()}
-    except (
-        safetensors.SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PayloadError(f"These bytes are not a payload of fedsynth ({type(error).__name__}: {error}).") from error
 
 

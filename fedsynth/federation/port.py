@@ -69,8 +69,6 @@ class Engine(Protocol):
 
     def ask(self, task: str, requests: Mapping[str, bytes], deadline: float | None) -> Answers:
         """Send each client its request and wait for the answers, at most `deadline` seconds."""
-        ...
 
     def close(self) -> None:
         """Let go of everything; safe to call twice."""
-        ...

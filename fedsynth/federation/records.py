@@ -1,4 +1,4 @@
-"""What a method wants people to see besides its metrics: small matrices, groups of clients, tables.
+"""What a method wants people to see besides its metrics: small matrices, groups of clients, tables, what it added.
 
 A server program hands them to `fed.record(name, …)`; the last one of a name counts. They are kept in `records.json`
 and shown by the report. They hold what the server knows already: nothing crosses from a client for them.
@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from fedsynth.errors import FedsynthError
 
 LARGEST = 1_000_000  # characters of one record: it goes into every checkpoint
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
+class _Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     about: str = ""  # a sentence that says what it is
     round: int = 0
 
@@ -63,11 +61,40 @@ class Listing(_Record):
         return self
 
 
-Record = Annotated[Matrix | Groups | Listing, Field(discriminator="kind")]
-_READER: TypeAdapter[Matrix | Groups | Listing] = TypeAdapter(Record)
+SYNTHETIC = "synthetic samples"
+ADDED, ADDED_AT_SERVER = "what was added", "what the server trains on"
+"""The names of the records of additions: to the clients' data, and to that of a server which trains itself."""
 
 
-def read_record(value: Any) -> Matrix | Groups | Listing:
+class Additions(_Record):
+    """What was added to the data of each client, by class, a row per client (see `components/additions.py`).
+
+    exact: read by a simulation from what its clients noted; planned: what the server ordered, by what had been released
+    to it anyway; unknown: nobody at the server can tell. `held` are counts that clients released, with noise of this σ.
+    """
+
+    kind: Literal["additions"]
+    what: str
+    basis: Literal["exact", "planned", "unknown"]
+    clients: list[str] = []
+    added: list[list[int]] = []
+    held: list[list[int]] = []
+    noise: float = 0.0
+
+    @model_validator(mode="after")
+    def _fits(self) -> Additions:
+        for rows in (self.added, self.held):
+            if rows and (len(rows) != len(self.clients) or len({len(row) for row in rows}) > 1):
+                raise ValueError(f"there must be {len(self.clients)} rows of equal length, one for each client")
+        return self
+
+
+Recorded = Matrix | Groups | Listing | Additions
+Record = Annotated[Recorded, Field(discriminator="kind")]
+_READER: TypeAdapter[Recorded] = TypeAdapter(Record)
+
+
+def read_record(value: Any) -> Recorded:
     """A record as it was kept; ValueError (of pydantic) when it is none."""
     return _READER.validate_python(value)
 

@@ -42,13 +42,13 @@ class Requests:
         """Seconds this run has taken so far, those before a resume included."""
         return self._seconds + time.perf_counter() - self._clock
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Which version of its private state each client has; one that keeps nothing has none."""
+        return self._versions
+
     def broadcast(
-        self,
-        task: Task,
-        to: Iterable[str] | None = None,
-        quorum: float | None = None,
-        attempts: int = 1,
-        **fields: Any,
+        self, task: Task, to: Iterable[str] | None = None, quorum: float | None = None, attempts: int = 1, **fields: Any
     ) -> Replies:
         """The same request to many clients (all, unless `to` says which). `quorum` stands in for the policy's.
 
@@ -63,11 +63,7 @@ class Requests:
         return self._ask_repeatedly(task, bodies, quorum, attempts, again)
 
     def scatter(
-        self,
-        task: Task,
-        requests: Mapping[str, Mapping[str, Any]],
-        quorum: float | None = None,
-        attempts: int = 1,
+        self, task: Task, requests: Mapping[str, Mapping[str, Any]], quorum: float | None = None, attempts: int = 1
     ) -> Replies:
         """A different request to each client; `quorum` and `attempts` as in `broadcast`."""
 

@@ -53,19 +53,15 @@ class Watcher(Protocol):
 
     def step_done(self, fed: Federation, name: str) -> None:
         """A step of a phase is done."""
-        ...
 
     def show(self, fed: Federation, name: str, images: Tensor, labels: Tensor) -> None:
         """Keep pictures that the program wants people to see."""
-        ...
 
     def snapshot(self) -> dict[str, Any]:
         """What the watcher must get back on resume."""
-        ...
 
     def restore(self, values: dict[str, Any]) -> None:
         """Go back to a snapshot, or to the start when it is empty."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedsynth.federation.payload import Fields
 if TYPE_CHECKING:
     from fedsynth.federation.trials import TrialMaker
 
-_REGISTRY: dict[str, Task] = {}
+TASKS: dict[str, Task] = {}
 RAW = "raw"
 
 
@@ -27,10 +27,8 @@ class TaskError(FedsynthError):
     """A task that is not known, or fields that do not fit it."""
 
 
-class Message(BaseModel):
+class Message(BaseModel, arbitrary_types_allowed=True, frozen=True, extra="forbid"):
     """Base of what stands in requests and replies: typed fields, tensors among them, checked on arrival."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, frozen=True, extra="forbid")
 
 
 class Reply(Message):
@@ -126,23 +124,18 @@ def qualified_name(function: Callable[..., Reply]) -> str:
 def task(function: Callable[..., Reply]) -> Task:
     """Register a function as a client task under its qualified name."""
     new = Task(function)
-    known = _REGISTRY.get(new.name)
+    known = TASKS.get(new.name)
     if known is not None and known.function.__module__ != function.__module__:
         raise TaskError(f'Two tasks are called "{new.name}": in {known.function.__module__} and {function.__module__}.')
-    _REGISTRY[new.name] = new
+    TASKS[new.name] = new
     return new
-
-
-def all_tasks() -> list[Task]:
-    """Every registered task, by name."""
-    return [_REGISTRY[name] for name in sorted(_REGISTRY)]
 
 
 def find_task(name: str) -> Task:
     """The registered task of that name; a `TaskError` that names the nearest one otherwise."""
-    if name not in _REGISTRY:
-        raise TaskError(f'There is no task "{name}".{nearest(name, _REGISTRY)}')
-    return _REGISTRY[name]
+    if name not in TASKS:
+        raise TaskError(f'There is no task "{name}".{nearest(name, TASKS)}')
+    return TASKS[name]
 
 
 def _first(error: ValidationError) -> str:

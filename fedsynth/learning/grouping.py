@@ -1,4 +1,4 @@
-"""Groups of clients by their classes (GANDALF): alike, to train one generator together, or balanced, to train in turn.
+"""Groups of clients by classes (GANDALF): similar, to train one generator, or balanced, to train sequentially.
 
 Plain functions of tables with a row per client and a column per class; no federation here.
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError, UserError, nearest
@@ -24,24 +24,29 @@ Shape = tuple[int, ...]
 Norm = Literal["auto", "none", "batch", "group"]
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(BaseModel, frozen=True, extra="forbid"):
     """Which model to build; everything but the shape of the data and the number of classes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str = Field(
-        default="cnn", description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18."
+        "cnn",
+        description="Name of the model: mlp, cnn, latent_cnn, zda_cnn, agg_cnn, pfl_cnn or resnet18; or one of fixed "
+        "features of which only a linear head is trained: wavelets, random_conv, pixels, columns, or fixed (what suits "
+        "the data).",
     )
-    norm: Norm = Field(default="auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
-    groups: PositiveInt = Field(default=4, description='Groups of each GroupNorm layer, with norm = "group".')
+    norm: Norm = Field("auto", description='Normalisation layers; "auto" is the choice of the model\'s paper.')
+    groups: PositiveInt = Field(4, description='Groups of each GroupNorm layer, with norm = "group".')
     hidden: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="Sizes of the hidden fully connected layers; none given means the model's own."
+        None, description="Sizes of the hidden fully connected layers; none given means the model's own."
     )
     channels: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="Output channels of each convolutional block; none given means the model's own."
+        None, description="Output channels of each convolutional block; none given means the model's own."
     )
     latent: PositiveInt | None = Field(
-        default=None, description="Size of the latent that latent_cnn classifies; none given means the model's own."
+        None, description="Size of the latent that latent_cnn classifies; none given means the model's own."
+    )
+    dimension: PositiveInt | None = Field(
+        default=None,
+        description="Most features of a model of fixed features: more are projected; none given means all.",
     )
 
 
@@ -72,13 +77,22 @@ Body = tuple[nn.Module, int]
 """A body and the length of the representation it makes."""
 
 MODELS: dict[str, Callable[[ModelSpec, Shape], Body]] = {}
+FIXED: set[str] = set()
+"""Names of models whose body has no weights: it is the same everywhere, and goes by `dimension`."""
 
 
-def model(name: str) -> Callable[[Callable[[ModelSpec, Shape], Body]], Callable[[ModelSpec, Shape], Body]]:
-    """Register the maker of a body under a name."""
+def model(
+    name: str, fixed: bool = False
+) -> Callable[[Callable[[ModelSpec, Shape], Body]], Callable[[ModelSpec, Shape], Body]]:
+    """Register the maker of a body under a name.
+
+    `fixed`: the body has no weights, and spec.dimension features at most.
+    """
 
     def register(make_body: Callable[[ModelSpec, Shape], Body]) -> Callable[[ModelSpec, Shape], Body]:
         MODELS[name] = make_body
+        if fixed:
+            FIXED.add(name)
         return make_body
 
     return register
@@ -116,10 +130,10 @@ def instantiate(spec: ModelSpec, shape: Shape, classes: int, weights: Mapping[st
     """A trainable model with copies of the given weights, without the cost of initialising it first."""
     blank = _blank(spec, tuple(shape), classes)
     check_match(blank.state_dict(), weights)
-    return _filled(blank, weights, "")
+    return filled(blank, weights, "")
 
 
-def _filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
+def filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
     """A copy of a module that holds no numbers yet, with copies of the weights under this path in it.
 
     By hand because `deepcopy` and `load_state_dict` together take longer than initialising a small model.
@@ -137,7 +151,7 @@ def _filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
             module._buffers[name] = _copied(weights[path + name])
     for name, child in blank._modules.items():
         if child is not None:
-            module._modules[name] = _filled(child, weights, f"{path}{name}.")
+            module._modules[name] = filled(child, weights, f"{path}{name}.")
     return module
 
 
@@ -159,6 +173,8 @@ def _construct(spec: ModelSpec, shape: Shape, classes: int) -> Classifier:
         raise ConfigError(f'There is no model "{spec.name}".{nearest(spec.name, MODELS)}')
     if spec.latent is not None and spec.name != "latent_cnn":
         raise ConfigError(f'model.latent has no meaning for "{spec.name}"; choose model.name = "latent_cnn".')
+    if spec.dimension is not None and spec.name not in FIXED:
+        raise ConfigError(f'model.dimension has no meaning for "{spec.name}": it is for fixed features alone.')
     body, features = MODELS[spec.name](spec, tuple(shape))
     return Classifier(body, features, classes)
 

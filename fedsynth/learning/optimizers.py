@@ -8,26 +8,24 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 from torch.optim import Optimizer
 
 from fedsynth.errors import ConfigError, nearest
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(BaseModel, frozen=True, extra="forbid"):
     """How one model is trained on one data set."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epochs: NonNegativeInt = Field(default=1, description="Passes over the data; 0 leaves the model as it is.")
-    batch_size: PositiveInt = Field(default=32, description="Examples a step.")
-    lr: PositiveFloat = Field(default=0.05, description="Learning rate.")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="The optimiser.")
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of SGD.")
-    weight_decay: NonNegativeFloat = Field(default=0.0, description="Weight decay.")
+    epochs: NonNegativeInt = Field(1, description="Passes over the data; 0 leaves the model as it is.")
+    batch_size: PositiveInt = Field(32, description="Examples a step.")
+    lr: PositiveFloat = Field(0.05, description="Learning rate.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="The optimiser.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of SGD.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay.")
     max_grad_norm: PositiveFloat | None = Field(
-        default=None, description="Longer gradients are shortened to this norm; none given means no limit."
+        None, description="Longer gradients are shortened to this norm; none given means no limit."
     )
 
 

@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls
+from fedsynth.components.additions import INSTEAD, count_labels, record_at_server
 from fedsynth.components.local_training import TRAINED
 from fedsynth.components.schedule import NEVER, Scheduled
 from fedsynth.components.secure_aggregation import SecureRound, masked, secure_mean, secured
@@ -30,6 +31,7 @@ from fedsynth.components.server_work import TuningSettings, classify_images, inv
 from fedsynth.components.settings import PublishedForm
 from fedsynth.components.slots import AggregationContext, PostAggregation
 from fedsynth.federation import Client, Reply, leaves, method, task
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
 from fedsynth.synthesis.inversion import Inversion, choose_by_consensus, consensus, invert
@@ -105,6 +107,7 @@ class InteriorPoints(InteriorSettings, Scheduled, PostAggregation, name="interio
         kept = points if kept is None else torch.cat([kept, points])[-self.queue * classes :]
         context.memory["points"] = kept
         labels = torch.arange(classes).repeat(len(kept) // classes)
+        record_at_server(fed, INSTEAD.get(self.points, SYNTHETIC), count_labels(labels, classes))
         if len(labels) >= min(self.queue, PICTURED) * classes and not context.memory.get("pictured"):
             fed.show("interior-points", kept, labels)
             context.memory["pictured"] = True

@@ -24,14 +24,15 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsynth.components.class_counts import class_counts
+from fedsynth.components.additions import COPIES, record_additions
+from fedsynth.components.class_counts import class_counts, noise_of_counts
 from fedsynth.components.samples import Samples
 from fedsynth.components.sequential import SequentialConfig, SequentialLoop
 from fedsynth.components.settings import PublishedForm
 from fedsynth.components.synthetic_store import KeptSamples, keep_samples
 from fedsynth.federation import Client, Done, Federation, Outcome, method, task
 from fedsynth.learning.grouping import balanced_groups
-from fedsynth.synthesis.static import Static, fill_classes
+from fedsynth.synthesis.static import MOST, Static, fill_classes
 
 
 def class_ratios(counts: np.ndarray, threshold: float) -> np.ndarray:
@@ -102,6 +103,10 @@ def astraea(fed: Federation, cfg: AstraeaConfig) -> Outcome:
 def balance(fed: Federation, cfg: AstraeaConfig, counts: dict[str, np.ndarray]) -> np.ndarray:
     """Tell all clients by how much each class is to change."""
     ratios = class_ratios(sum(counts.values(), np.zeros(fed.schema.classes)), cfg.threshold)
+    more = {client: np.clip(ratios - 1, 0, MOST) * np.clip(own, 0, None) for client, own in counts.items()}
+    noise = noise_of_counts(cfg.counts_epsilon, cfg.privacy.delta)
+    about = "Of a common class clients keep a part only, which is not drawn." if (ratios < 1).any() else ""
+    record_additions(fed, COPIES, planned=more, held=counts, noise=noise, about=about)
     if (ratios != 1).any():
         fed.broadcast(balance_classes, ratios=ratios, static=cfg.static_augmentation())
     return ratios

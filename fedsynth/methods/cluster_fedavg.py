@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from fedsynth.components.additions import record_additions
 from fedsynth.components.local_training import train
 from fedsynth.components.loop import Loop, LoopConfig
 from fedsynth.components.synthetic_store import KeptSamples
@@ -69,7 +70,7 @@ def cluster_fedavg(fed: Federation, cfg: ClusterConfig) -> Outcome:
     groups = {"1": list(fed.clients)} if cfg.threshold == "none" else find_groups(fed, cfg)
     alone = [group[0] for group in groups.values() if len(group) == 1]
     if alone and len(fed.clients) > 1:
-        fed.note(f"In a group of their own, and so trained alone: {', '.join(alone)}.")
+        fed.note(f"In a group of their own, and so trained local-only: {', '.join(alone)}.")
     if len(groups) == 1:
         for round in loop.rounds():
             loop.advance(round, loop.exchange(round))
@@ -83,6 +84,7 @@ def find_groups(fed: Federation, cfg: ClusterConfig) -> Groups:
     """Groups by PFL-GAN's first phase; with `top_up` clients get synthetic samples of their neighbours."""
     similar = find_similar(fed, cfg)
     if cfg.top_up:
+        record_additions(fed, about="Of its neighbours' samples every client keeps what it lacks.")
         sets = server_sets(similar, similar.sets, cfg.threshold)
         requests: dict[str, dict[str, object]] = {c: {"samples": s, "lacking": True} for c, s in sets.items()}
         fed.once("hand out sets", lambda: deliver(fed, receive_samples, requests))

@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsynth.components.additions import INSTEAD, count_labels, record_additions
 from fedsynth.components.class_counts import class_counts
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
@@ -71,7 +72,8 @@ def data_sharing(fed: Federation, cfg: DataSharingConfig) -> Outcome:
 
 def exchange(fed: Federation, cfg: DataSharingConfig) -> np.ndarray:
     """Gather the shared set and hand everybody a random part of it; its size by class."""
-    orders = ordered(class_counts(fed), cfg.share)
+    held = class_counts(fed)
+    orders = ordered(held, cfg.share)
     sizes = sum(orders.values(), np.zeros(fed.schema.classes, dtype=np.int64))
     if not sizes.sum():
         fed.note("Nothing was shared: the shared set would have less than one example of each class.")
@@ -86,7 +88,10 @@ def exchange(fed: Federation, cfg: DataSharingConfig) -> np.ndarray:
     count = round(cfg.part * len(shared))
     rows = {c: torch.from_numpy(fed.rng(f"part of {c}").permutation(len(shared))[:count]) for c in fed.clients}
     if count:
-        fed.scatter(keep_shared, {client: {"samples": shared.rows(part)} for client, part in rows.items()})
+        given = {client: shared.rows(part) for client, part in rows.items()}
+        taken = fed.scatter(keep_shared, {client: {"samples": part} for client, part in given.items()})
+        planned = {c: count_labels(given[c].labels, fed.schema.classes) for c in taken}
+        record_additions(fed, INSTEAD["real"], planned=planned, held=held)
     return sizes
 
 

@@ -20,7 +20,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsynth.components.ablations import draw_real_samples
-from fedsynth.components.personal_training import ALONE, train_further
+from fedsynth.components.additions import record_additions
+from fedsynth.components.personal_training import LOCAL, train_further
 from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import MethodConfig
 from fedsynth.components.synthetic_store import keep_samples, train_examples
@@ -106,7 +107,7 @@ class Distilled(CrossEntropy):
 def mean_scores(client: Client, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """The mean softmaxed scores over the client's own examples of each class, and how many those are."""
     classes = client.schema.classes
-    net = client.build(spec, client.state[ALONE]).eval()
+    net = client.build(spec, client.state[LOCAL]).eval()
     x, y = client.data.train.tensors()
     with torch.inference_mode():
         each = torch.cat([net(batch).softmax(1) for batch in x.split(512)])
@@ -137,6 +138,7 @@ def faug(fed: Federation, cfg: FaugConfig) -> Outcome:
 def augment(fed: Federation, cfg: FaugConfig) -> int:
     """Gather seeds, train the GAN, have everybody top up; how many sent seeds."""
     fed.note("Real images left the clients as seeds of the server's GAN.")
+    record_additions(fed, about="How many of which class, every client decides by itself.")
     replies = fed.broadcast(draw_real_samples, per_class=cfg.seeds, purpose="seeds")
     if not replies:
         fed.note("Nobody could be reached for seeds: no images were generated.")
@@ -156,7 +158,7 @@ def augment(fed: Federation, cfg: FaugConfig) -> int:
 
 
 def others_mean(scores: dict[str, ClassScores], client: str, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean scores of each class over all other clients that have it, each alike; and which classes they have."""
+    """The mean scores of each class over all other clients that have it, unweighted; and which classes they have."""
     others = [own for other, own in scores.items() if other != client]
     if not others:
         return torch.zeros((classes, classes)), torch.zeros(classes, dtype=torch.bool)

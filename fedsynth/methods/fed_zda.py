@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
+from fedsynth.components.additions import INSTEAD, count_labels, note_additions, record_additions, record_at_server
 from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
 from fedsynth.components.schedule import NEVER, Scheduled
@@ -30,6 +31,7 @@ from fedsynth.components.server_work import TuningSettings, classify_images, inv
 from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
 from fedsynth.federation import Client, Federation, Outcome, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.training import measure_batch_norm
 from fedsynth.learning.weights import Weights
@@ -88,7 +90,13 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
 
     def given(self, fed: Federation) -> Samples | None:
         fed.note(NOTHING_MORE)
+        record_additions(fed, INSTEAD.get(self.images, SYNTHETIC), planned=self.planned(fed))
         return draw_from_all(fed) if self.images == "real" else None
+
+    def planned(self, fed: Federation) -> dict[str, np.ndarray] | None:
+        """What every client adds, where that does not hang on what it lacks."""
+        each = np.full(fed.schema.classes, self.per_class)
+        return None if self.amounts == "missing" else dict.fromkeys(fed.clients, each)
 
     def examples(
         self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
@@ -98,6 +106,7 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
         if self.amounts == "missing":
             wanted = np.minimum(even_shortage(counts), self.per_class * len(counts))
         labels = torch.from_numpy(np.repeat(np.arange(len(counts)), wanted))
+        note_additions(client, labels)
         if not len(labels):
             return x, y
         drawn = client.rng("zero-shot").standard_normal((len(labels), *client.schema.shape))
@@ -126,6 +135,8 @@ class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, PostAggregatio
         if self.tune_epochs == 0:
             return context.model
         images, labels = self.all_images(context)
+        at_server = count_labels(labels, fed.schema.classes)
+        record_at_server(fed, INSTEAD.get(self.images, SYNTHETIC), at_server)
         training = self.tuning(context.training)
         if not context.memory.get("pictured"):
             fed.show("zero-shot", *first_of_each(images, labels, 10))

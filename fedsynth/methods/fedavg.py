@@ -34,11 +34,7 @@ def fedavg(fed: Federation, cfg: LoopConfig) -> Outcome:
     state = State(model=fed.initial_weights(cfg.model))
     for round in fed.rounds("train", cfg.train.rounds, state):
         replies = fed.broadcast(
-            train,
-            to=fed.sample(cfg.train.fraction),
-            model=state.model,
-            spec=cfg.model,
-            training=cfg.train.local(round),
+            train, to=fed.sample(cfg.train.fraction), model=state.model, spec=cfg.model, training=cfg.train.local(round)
         )
         if replies:  # where nobody could be reached, the model waits
             state.model = weighted_mean((reply.model, reply.examples) for reply in replies.values())

@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
+from fedsynth.components.additions import INSTEAD, SYNTHETIC, note_additions, record_additions
 from fedsynth.components.class_moments import ATTEMPTS, MomentRelease, MomentSettings, ReleasedMoments, release_moments
 from fedsynth.components.samples import Samples
 from fedsynth.components.settings import MethodConfig
@@ -90,6 +91,7 @@ class Moments(MomentSettings, LocalData, name="moments"):
             fed.note(NOBODY)
             return
         show(fed, released)
+        self.record(fed, released.model)
         missed = fed.once("send class moments", lambda: self.send(fed, released.model))
         if missed:
             fed.note(f"Could not be reached to be sent the class moments: {', '.join(missed)}.")
@@ -98,6 +100,15 @@ class Moments(MomentSettings, LocalData, name="moments"):
         """Give everybody what to draw from; the clients that could not be reached."""
         real = draw_from_all(fed) if self.synthetic == "real" else None
         return list(fed.broadcast(keep_moments, attempts=ATTEMPTS, model=model, real=real).failures)
+
+    def record(self, fed: Federation, model: ClassModel) -> None:
+        """What clients add: the same of every class, or what each finds that it lacks."""
+        what = INSTEAD.get(self.synthetic, SYNTHETIC)
+        if self.per_class is None:
+            record_additions(fed, what, about="A client draws what it lacks, by itself, in every round anew.")
+        else:
+            each = model.known.numpy() * self.per_class
+            record_additions(fed, what, planned=dict.fromkeys(fed.clients, each), about="Drawn anew in every round.")
 
     def examples(
         self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
@@ -111,6 +122,7 @@ class Moments(MomentSettings, LocalData, name="moments"):
             wanted = shortage_to_share(client.class_counts(), self.share)
         labels = np.repeat(np.arange(len(wanted)), np.where(model.known.numpy(), wanted, 0))
         basis, of = Basis(client.schema.shape, model.size), torch.from_numpy(labels)
+        note_additions(client, of)
         noise = noise_like(basis, len(labels), client.rng("noise"))
         drawn = stand_ins(self.synthetic, of, noise, Samples(**real) if real else None, client.rng("control"))
         if drawn is None:

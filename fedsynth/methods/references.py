@@ -1,4 +1,4 @@
-"""The rows that belong beside every result: each client alone, FedAvg fine-tuned per client, all data in one place.
+"""The rows that belong beside every result: local-only, FedAvg fine-tuned per client, all data in one place.
 
 `local` and `centralised` do as many epochs as the federated methods (rounds × local epochs). `centralised` is the
 upper bound that a federation cannot have: it exists in simulations only.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsynth.components.local_training import own_weights
 from fedsynth.components.loop import LoopConfig, federated_loop
-from fedsynth.components.personal_training import alone_weights, train_further
+from fedsynth.components.personal_training import local_weights, train_further
 from fedsynth.components.settings import MethodConfig
 from fedsynth.federation import Client, Federation, Outcome, Reply, State, leaves, method, task
 from fedsynth.federation.payload import Fields
@@ -59,7 +59,7 @@ def balanced_rows(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
 @personal("alone")
 def alone(client: Client, model: Weights, spec: ModelSpec, settings: object) -> Weights:
     """The model a client trained by itself; the start model if it never did."""
-    return alone_weights(client, spec)
+    return local_weights(client, spec)
 
 
 @personal("finetuned")
@@ -72,7 +72,7 @@ def finetuned(client: Client, model: Weights, spec: ModelSpec, settings: Fields)
 
 
 class LocalConfig(MethodConfig):
-    """Setting of training alone."""
+    """Setting of local-only training."""
 
     resample: Literal["none", "balanced"] = Field(
         "none", description="balanced: rare classes are repeated until all are as large; an epoch is longer then"
@@ -89,12 +89,12 @@ class FinetuneConfig(LoopConfig):
 
 @method("local", config=LocalConfig)
 def local(fed: Federation, cfg: LocalConfig) -> Outcome:
-    """Each client alone: no federation, one model per client."""
+    """Local-only: no federation, one model per client."""
     state = State(model=None, personal="alone")
     for index in fed.rounds("train", cfg.train.rounds, state):
         balanced = cfg.resample == "balanced"
         fed.broadcast(train_alone, spec=cfg.model, training=cfg.train.local(index), balanced=balanced)
-    return Outcome(None, personal="alone", no_global="every client trains alone")
+    return Outcome(None, personal="alone", no_global="every client trains local-only")
 
 
 @method("finetune", config=FinetuneConfig, fedavg_when={})

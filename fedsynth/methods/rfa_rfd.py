@@ -23,10 +23,13 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
+from fedsynth.components.additions import count_labels, record_at_server
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
+from fedsynth.components.samples import Samples
 from fedsynth.components.server_work import Tuned, TuningSettings, classify_images
 from fedsynth.components.slots import AggregationContext, Aggregator, Memory, PostAggregation, RoundInfo
 from fedsynth.federation import Client, Federation, Outcome, method, task
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
@@ -128,5 +131,7 @@ def rfa_rfd(fed: Federation, cfg: RfaRfdConfig) -> Outcome:
 
 def some_images(fed: Federation, similar: Similarity) -> Tensor:
     """Some images of all drawn sets."""
-    images = torch.cat([drawn.images for drawn in similar.sets.values()])
-    return images[torch.from_numpy(fed.rng("distilled on").permutation(len(images))[:MOST])]
+    drawn = Samples.joined(list(similar.sets.values()))
+    chosen = drawn.rows(torch.from_numpy(fed.rng("distilled on").permutation(len(drawn))[:MOST]))
+    record_at_server(fed, SYNTHETIC, count_labels(chosen.labels, fed.schema.classes))
+    return chosen.images

@@ -39,7 +39,7 @@ class Median(Aggregator, name="median"):
 class Krum(Aggregator, name="krum"):
     """The update nearest to the others (or the mean of the best few)."""
 
-    byzantine: int = Field(1, ge=0, description="how many clients may lie")
+    byzantine: int = Field(1, ge=0, description="how many clients may be malicious")
     keep: int = Field(1, ge=1, description="how many updates are averaged (more than 1: multi-Krum)")
 
     def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:

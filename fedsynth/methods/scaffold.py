@@ -5,7 +5,7 @@ the server moves by η_g times the mean change of the models and c by |S|/N time
 
 Deviations: option II of eq. 4, c_i⁺ = c_i − c + (x − y_i)/(K η), is exact for plain SGD only; with momentum, weight
 decay, clipping or Adam the clients use option I, the gradient of their data at x. BatchNorm statistics are averaged.
-All clients weigh alike in the averages, as in the paper.
+All clients have equal weights in the averages, as in the paper.
 """
 
 from __future__ import annotations

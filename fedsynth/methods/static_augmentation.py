@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from fedsynth.components.additions import COPIES, record_additions
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
 from fedsynth.components.settings import PublishedForm
@@ -55,5 +56,6 @@ def static_augmentation(fed: Federation, cfg: StaticConfig) -> Outcome:
     if cfg.copies:
         fed.schema.require_images(1)
         static = cfg.static_augmentation()
+        record_additions(fed, COPIES, about="Which classes those are, every client decides by itself.")
         fed.once("augment", lambda: len(fed.broadcast(augment_minorities, copies=cfg.copies, static=static)))
     return federated_loop(fed, cfg, local_data=KeptSamples())

@@ -20,7 +20,7 @@ from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import DataError, FedsynthError, UserError
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import read_experiment
-from fedsynth.experiment.folder import RunFolder, check_same_split
+from fedsynth.experiment.folder import RunFolder, check_same_sites, check_same_split
 from fedsynth.experiment.runner import RunResult, carry_out, check_setting
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.payload import PayloadError, decode, encode
@@ -115,7 +115,7 @@ def gather_sites(engine: FlowerEngine, experiment: Experiment, path: Path, pause
         check_same_split(path, data.split_fingerprint())
     else:
         for earlier in experiment.method_config().earlier_runs():
-            check_same_split(Path(earlier), data.split_fingerprint())
+            check_same_sites(Path(earlier), data.sites)
         write_json(manifest, data.manifest())
     return data, all(about.rehearsal for about in sites.values())
 

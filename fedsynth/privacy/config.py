@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from fedsynth.privacy.budget import Budget
 
@@ -14,10 +14,8 @@ NoiseAt = Literal["client", "server"]
 SMALLEST, LARGEST = 1e-9, 1e9  # of noise and clip: far beyond sense on both sides
 
 
-class PrivacyConfig(BaseModel):
+class PrivacyConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """At which δ to account, how much may be spent, and how model updates are protected."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of every ε that is shown; far below 1 / examples of a client")
     budget: float | None = Field(

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.privacy.guarantee import SampledGaussianEvent
 from fedsynth.privacy.mechanisms import clip_rows
+from fedsynth.seeding import seed_torch
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Gradients = dict[str, Tensor]
@@ -39,10 +40,8 @@ class Stepper(Protocol):
     def step(self) -> Any: ...
 
 
-class DpSgdNoise(BaseModel):
+class DpSgdNoise(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How much one record may add to a sum of gradients, and the noise that hides it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     clip: PositiveFloat = Field(description="longest gradient of a record; the rest is cut")
     noise: NonNegativeFloat = Field(description="noise multiplier: its standard deviation divided by the clip")
@@ -113,7 +112,7 @@ def dp_fit(
         for _ in range(training.steps):
             rows = poisson_batch(len(x), training.rate, rng)
             seen += len(rows)
-            _seed_network(int(rng.integers(2**63)))
+            seed_torch(int(rng.integers(2**63)))  # for what the network draws, record by record
             noisy = noisy_sum(clipped_sum(x, y, rows), training.std, rng)
             set_gradients(trained, noisy / (training.rate * training.examples))
             optimizer.step()
@@ -189,10 +188,3 @@ class _ClippedSum:
             flat = torch.cat([each[name].reshape(len(chunk), -1) for name in now], dim=1)
             total += clip_rows(flat, self.clip).sum(0, dtype=torch.float64)
         return total
-
-
-def _seed_network(seed: int) -> None:
-    """For what the network draws, record by record. `torch.manual_seed` does the same, and takes a millisecond."""
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -27,6 +28,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(mu * (t + mu / 2))
 
 
+@functools.lru_cache(maxsize=256)
 def gaussian_sigma(epsilon: float, delta: float) -> float:
     """The smallest noise (standard deviation, for sensitivity 1) that gives (ε, δ)."""
     _require(epsilon > 0, "epsilon", epsilon, "more than 0")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, Field, JsonValue, model_validator
 
 Unit = Literal["record", "client"]
 Adjacency = Literal["add or remove one", "replace one"]
@@ -44,8 +44,8 @@ EVERY_UPDATE = "which sees every clipped update"  # what a guarantee against all
 MASKED = "secure aggregation"  # begins the mechanism of what the server sees as a sum alone
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class _Frozen(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Numbers that are checked once and never change."""
 
 
 class GaussianEvent(_Frozen):
@@ -86,8 +86,7 @@ class PureEvent(_Frozen):
 
 
 Event = Annotated[
-    GaussianEvent | DiscreteGaussianEvent | LaplaceEvent | SampledGaussianEvent | PureEvent,
-    Field(discriminator="kind"),
+    GaussianEvent | DiscreteGaussianEvent | LaplaceEvent | SampledGaussianEvent | PureEvent, Field(discriminator="kind")
 ]
 
 
@@ -123,6 +122,12 @@ class Guarantee(_Frozen):
     def none(cls, mechanism: str, not_covered: str, claimed: str = "") -> Guarantee:
         """A mechanism was used, but it proves nothing; `not_covered` says why."""
         return cls(mechanism=mechanism, not_covered=not_covered, claimed=claimed, proven=False)
+
+    @classmethod
+    def constant(cls, mechanism: str, why: str, scope: Scope = ("record", "add or remove one")) -> Guarantee:
+        """Nothing is spent, and `why`."""
+        free, (unit, adjacency) = (PureEvent(epsilon=0),), scope
+        return cls(mechanism=mechanism, events=free, unit=unit, adjacency=adjacency, covered=f"all of it: {why}")
 
     @property
     def scope(self) -> Scope:
@@ -168,10 +173,4 @@ def _describe(event: Event) -> str:
 
 def constant_guarantee(beside: Guarantee) -> Guarantee:
     """The guarantee of a constant that leaves beside something protected."""
-    return Guarantee(
-        mechanism="the same constant for every client",
-        events=(PureEvent(epsilon=0),),
-        unit=beside.unit,
-        adjacency=beside.adjacency,
-        covered="all of it: nothing depends on the data",
-    )
+    return Guarantee.constant("the same constant for every client", "nothing depends on the data", beside.scope)

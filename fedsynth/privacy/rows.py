@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from fedsynth.privacy.budget import Spending, say_epsilon, say_number
 from fedsynth.privacy.guarantee import MASKED, Guarantee, Scope, weakest
@@ -29,13 +29,11 @@ SEED_KNOWN = (
 SPELLED_OUT = 2  # protected releases with a sentence of their own
 
 
-class LedgerRow(BaseModel):
+class LedgerRow(BaseModel, frozen=True):
     """What a group of clients with the same history released, how often, and what is proven about it.
 
     Kind "total" is about all protected releases of one of them together. Without a proof `epsilon` is None.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     kind: Literal["release", "total"]
     release: str

@@ -53,23 +53,24 @@ class ControlVerdict(Result):
 def control_verdicts(summaries: Sequence[RunSummary]) -> list[ControlVerdict]:
     """For every method with controls and each of them: gains over the run without synthesis, and what they mean."""
     accuracies: dict[str, Accuracies] = {}
-    controls: dict[str, list[str]] = {}
+    controls: dict[str, dict[str, str]] = {}  # of a row: the label of each
     for summary in summaries:
-        method, label, accuracy = summary.method, summary.row, summary.test.accuracy
-        accuracies.setdefault(label, {}).update({} if accuracy is None else {summary.seed: accuracy})
-        if label != method and label not in controls.setdefault(method, []):
-            controls[method].append(label)
+        accuracy = summary.test.accuracy
+        accuracies.setdefault(summary.row, {}).update({} if accuracy is None else {summary.seed: accuracy})
+        if summary.control:
+            controls.setdefault(summary.base, {})[summary.control] = summary.row
+    shared = {SHARES_NOTHING: SHARES_NOTHING} if SHARES_NOTHING in accuracies else {}
     return [
-        _verdict(method, label, accuracies)
-        for method, labels in controls.items()
-        for label in (*labels, *([SHARES_NOTHING] if SHARES_NOTHING in accuracies else []))
+        _verdict(row, control, label, accuracies, accuracies.get(labels.get(WITHOUT_SYNTHESIS, "")))
+        for row, labels in controls.items()
+        for control, label in (labels | shared).items()
     ]
 
 
-def _verdict(method: str, label: str, accuracies: dict[str, Accuracies]) -> ControlVerdict:
+def _verdict(
+    method: str, control: str, label: str, accuracies: dict[str, Accuracies], base: Accuracies | None
+) -> ControlVerdict:
     own, other = accuracies.get(method, {}), accuracies[label]
-    base = accuracies.get(control_label(method, WITHOUT_SYNTHESIS))
-    control = label.removeprefix(control_label(method, ""))
     seeds = sorted(own.keys() & other.keys() & (own if base is None else base).keys())
     differences = [100 * (own[seed] - other[seed]) for seed in seeds]
     gains = [] if base is None else [100 * (own[seed] - base[seed]) for seed in seeds]

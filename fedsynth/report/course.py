@@ -169,9 +169,9 @@ def _who(clients: Sequence[str]) -> str:
 
 
 SHORT = {
-    "trained on synthetic, judged on real": "made → real",
-    "trained on as many real, judged on real": "real → real",
-    "trained on as many real, judged on synthetic": "real → made",
+    "trained on synthetic, evaluated on real": "synthetic → real",
+    "trained on as many real, evaluated on real": "real → real",
+    "trained on as many real, evaluated on synthetic": "real → synthetic",
     "recognised by the oracle": "oracle",
 }
 """Names of measures, for the narrow columns of a phone."""

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import Manifest, MetricsRow, Quality, RunSummary, TookPart
-from fedsynth.federation.records import Groups, Listing, Matrix, read_record
+from fedsynth.federation.records import Recorded, read_record
 from fedsynth.report.csv_files import read_rows
 
 LARGEST = 64_000_000  # bytes of a file that is read
@@ -40,13 +40,15 @@ class RunRecord:
     manifest: Manifest = field(default_factory=Manifest)
     summary: RunSummary | None = None
     participation: TookPart = field(default_factory=TookPart)
-    records: dict[str, Matrix | Groups | Listing] = field(default_factory=dict)
+    records: dict[str, Recorded] = field(default_factory=dict)
     quality: Quality | None = None
     metrics: list[MetricsRow] = field(default_factory=list)
     clients: list[dict[str, str]] = field(default_factory=list)
     timeline: list[dict[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     label: str = ""
+    base: str = ""
+    control: str = ""
 
     @property
     def name(self) -> str:
@@ -187,7 +189,7 @@ class _Reader:
         rows = [self._parse(f"{name}, line {place},", line, parse) for place, line in enumerate(lines, 1)]
         return [row for row in rows if row is not None]
 
-    def records(self, name: str) -> dict[str, Matrix | Groups | Listing]:
+    def records(self, name: str) -> dict[str, Recorded]:
         """What a method recorded; what is damaged is left out and named."""
         kept = self.value(name, dict[str, Any], needed=False) or {}
         found = {key: self._parse(f'{name}: "{key}"', value, read_record) for key, value in kept.items()}

@@ -185,7 +185,11 @@ def _percent(values: Sequence[float | None]) -> float | None:
 
 def controls(groups: list[Group]) -> list[Block]:
     """Whether a gain comes from the synthetic data."""
-    summaries = [s.model_copy(update={"label": group.label}) for group in groups for _, s in group.finished]
+    summaries = [
+        summary.model_copy(update={"label": group.label, "base": run.base, "control": run.control})
+        for group in groups
+        for run, summary in group.finished
+    ]
     lines = verdict_lines(control_verdicts(summaries))
     return [Words(lines)] if lines else [Words(["No controls ran beside these methods (compare --controls)."])]
 

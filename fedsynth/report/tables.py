@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
 from fedsynth.data.check import Check
-from fedsynth.evaluation.results import ClientScores, GlobalScores, Result, RunSummary, View
+from fedsynth.evaluation.results import ClientScores, GlobalScores, Result, RunSummary, SynthesisCheck, View
 from fedsynth.privacy import ledger_words
 from fedsynth.report.coverage import missed_words
 from fedsynth.report.intervals import Interval, paired_difference
@@ -18,6 +18,14 @@ LEGEND = (
     " (* own models); worse: clients that do worse than alone (row local), %;"
     " var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
 )
+
+RESULT_LINES = 2  # of the summary of a run: the method and its accuracy
+
+MARKS = {"good": "✓", "look": "! look:", "failed": "✗ FAILED", "unknown": "? unknown:"}
+"""How the mark of a check is written: a sign and, but for good news, a word."""
+
+SHORT = ("method", "global", "worst", "difference", "n")
+CLIENTS = "clients"  # stands beside them where a row has no global model
 
 DIFFERENCES = "difference: on the global test, in points, paired by seed and split, ± half of a 95 % interval"
 
@@ -66,6 +74,18 @@ class ComparisonRow(Result):
             f"{self.seconds:.1f}",
             "1, single run" if self.n == 1 else str(self.n),
         ]
+
+    def short_cells(self) -> dict[str, str]:
+        """The cells of the terminal's table, by column."""
+        own = "*" if self.view == "personal" else ""
+        return {
+            "method": self.method,
+            "global": _show(self.test, self.test_std, ".2f", 100),
+            CLIENTS: _show(self.mean, self.mean_std, ".2f", 100) + own,
+            "worst": _show(self.worst, self.worst_std, ".2f", 100) + own,
+            "difference": self.difference_cell,
+            "n": str(self.n),
+        }
 
     @property
     def interval(self) -> Interval | None:
@@ -148,6 +168,27 @@ def difference_lines(rows: Sequence[ComparisonRow]) -> list[str]:
     return lines
 
 
+def short_columns(rows: Sequence[ComparisonRow]) -> list[str]:
+    """The columns that 80 characters have room for; all are in the CSV, the JSON and the report."""
+    personal = any(row.test is None and row.mean is not None for row in rows)
+    return [name for column in SHORT for name in ((column, CLIENTS) if column == "global" and personal else (column,))]
+
+
+def short_legend(rows: Sequence[ComparisonRow]) -> list[str]:
+    """What the columns of the terminal's table are, and how sure they are."""
+    spread = " ± standard deviation over n seeds" if any(row.n > 1 for row in rows) else ""
+    lines = [f"global: accuracy of the global model on the global test set, %{spread}"]
+    mean = f"{CLIENTS}: the clients' mean on their own test parts; " if CLIENTS in short_columns(rows) else ""
+    own = " (* each its own model)" if any(row.view == "personal" for row in rows) else ""
+    lines.append(f"{mean}worst: the worst client on its own test part{own}")
+    half = ", ± half of a 95 % interval" if any(row.difference_half is not None for row in rows) else ""
+    if len(rows) > 1:
+        lines.append(f"difference to {rows[0].method}: on the global test, points, paired by seed and split{half}")
+    if any(row.n == 1 for row in rows):
+        lines.append("n = 1: single runs; another seed may turn their order")
+    return lines
+
+
 def _whole(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     """Head and rows of a written table: the columns of the terminal and the difference to the first row."""
     head = [*COLUMNS, f"difference to {rows[0].method}"] if len(rows) > 1 else list(COLUMNS)
@@ -178,8 +219,31 @@ def _latex(text: str) -> str:
     return "".join(special.get(character, character) for character in text)
 
 
+def synthesis_words(check: SynthesisCheck) -> str:
+    """A check of the synthesis with its mark, which is a sign and a word."""
+    return f"{MARKS[check.mark]} {check.check}: {check.words}"
+
+
+def failed_synthesis_lines(summaries: Sequence[RunSummary]) -> list[str]:
+    """For each row with a run whose synthesis failed: which, and in what; nothing where all went well."""
+    lines: dict[str, str] = {}
+    for summary in summaries:
+        failed = [f"{check.check} ({check.words})" for check in summary.synthesis if check.mark == "failed"]
+        if failed:
+            text = f"{MARKS['failed']} synthesis of {summary.row}, seed {summary.seed}: {'; '.join(failed)}"
+            lines.setdefault(summary.row, text)
+    return list(lines.values())
+
+
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
-    """What to say about one run, as pairs of a name and a text."""
+    """What to say about one run, as pairs of a name and a text; a failed synthesis comes first."""
+    synthesis = [("synthesis", synthesis_words(check)) for check in summary.synthesis]
+    failed = any(check.mark == "failed" for check in summary.synthesis)
+    rest = _result_lines(summary)
+    return [*synthesis, *rest] if failed else [*rest[:RESULT_LINES], *synthesis, *rest[RESULT_LINES:]]
+
+
+def _result_lines(summary: RunSummary) -> list[tuple[str, str]]:
     moved = f"{summary.bytes.up / 1e6:.1f} MB up, {summary.bytes.down / 1e6:.1f} MB down"
     lines = [
         ("method", f"{summary.method}, seed {summary.seed}, {summary.rounds} rounds (single run)"),

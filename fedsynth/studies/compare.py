@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +15,17 @@ from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import check_trusted
 from fedsynth.experiment.recorder import read_metrics
 from fedsynth.experiment.runner import check_setting, load_data
-from fedsynth.federation.methods import all_methods, find_method
+from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
-from fedsynth.report.controls import SHARES_NOTHING, ControlVerdict, control_label, control_verdicts, verdict_lines
+from fedsynth.report.controls import ControlVerdict, control_verdicts, verdict_lines
 from fedsynth.report.csv_files import write_csv
 from fedsynth.report.page import write_report
 from fedsynth.report.plots import plot_clients, plot_curves
 from fedsynth.report.reading import say_fault
 from fedsynth.report.tables import ComparisonRow, comparison_rows, latex, markdown
+from fedsynth.studies.rows import Row, plan_rows
 from fedsynth.studies.tuning import check_tuning, with_settings
 from fedsynth.studies.work import Work, summary_with_clients
-
-REFERENCES = ("local", "finetune", "centralised")
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Comparison:
 
 def compare_methods(
     tables: Mapping[str, Any],
-    methods: Sequence[str],
+    methods: Sequence[str] | None,
     seeds: int,
     references: bool = True,
     progress: bool | None = None,
@@ -57,11 +54,13 @@ def compare_methods(
     tune: int = 0,
     jobs: int | None = None,
 ) -> Comparison:
-    """Run every method with every seed on the same splits, and beside them the references and the methods' controls.
+    """Run every row with every seed on the same splits, and beside them the references and the methods' controls.
 
+    `methods` are names of methods, or variants such as "private=feddpms:epsilon=3"; None: those of the table `rows`.
     `tune` trials for each method find its settings first. `jobs` runs go side by side: one per core unless told.
     """
     given = make_experiment(tables)
+    rows = plan_rows(methods, tables.get("rows"), references, controls)
     if given.engine.name == "flower":
         raise ConfigError("compare runs on one machine: over a network, start one run per method.")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -69,11 +68,8 @@ def compare_methods(
     if path.exists():
         raise ConfigError(f'The folder "{path}" exists: choose another name, or resume it.')
     kept = {**tables, "runs": str(path), "plugins": list(map(str, given.plugins))}  # absolute: resumed from anywhere
-    planned = [
-        _planned(kept, variant, given.seed + k, methods[0])
-        for variant in _variants(methods, references, controls)
-        for k in range(seeds)
-    ]
+    kept.pop("rows", None)
+    planned = [_planned(kept, row, given.seed + k, rows[0].method) for row in rows for k in range(seeds)]
     first, *_ = [make_experiment(run.experiment) for run in planned]  # mistakes are found before the first run
     check_setting(first, load_data(first))
     if tune:
@@ -97,13 +93,16 @@ def finish_comparison(
         raise ConfigError(f'"{path}" is not the folder of a comparison ({say_fault(error)}).') from None
     check_trusted(path, trust_plugins, *(run.experiment.get("plugins") for run in plan.planned))
     here = {"runs": str(path)}  # the folder may have been moved
-    planned = [PlannedRun(label=run.label, experiment={**run.experiment, **here}) for run in plan.planned]
+    planned = [run.model_copy(update={"experiment": {**run.experiment, **here}}) for run in plan.planned]
     work = Work(progress, say, jobs)
     if plan.tune:
         planned = _tuned(path, planned, plan.tune, work)
     experiments = [(run.label, make_experiment(run.experiment)) for run in planned]
     work.do([(f"{label}, seed {experiment.seed}", experiment) for label, experiment in experiments])
-    summaries = [summary_with_clients(experiment, label) for label, experiment in experiments]
+    summaries = [
+        summary_with_clients(experiment, run.label).model_copy(update={"base": run.base, "control": run.control})
+        for run, (_, experiment) in zip(planned, experiments, strict=True)
+    ]
     done = Comparison(comparison_rows(summaries), summaries, control_verdicts(summaries), path)
     write_csv(path / "table.csv", [row.as_dict() for row in done.rows])
     (path / "table.md").write_text(done.markdown() + "\n", encoding="utf-8")
@@ -124,77 +123,32 @@ def _draw(done: Comparison, experiments: Sequence[tuple[str, Experiment]]) -> No
 
 
 def _tuned(path: Path, planned: Sequence[PlannedRun], trials: int, work: Work) -> list[PlannedRun]:
-    """The planned runs with the settings that a search on the first seed found for their method."""
+    """The planned runs with the settings that a search on the first seed found for their row, or for its base."""
     bases: dict[str, Mapping[str, Any]] = {}
     for run in planned:
-        if run.label == run.experiment["method"]["name"]:
+        if not run.control:
             bases.setdefault(run.label, run.experiment)
     folder = path / "tuning"
     folder.mkdir(exist_ok=True)
     found = work.tune(folder, bases, trials)
     result = []
     for run in planned:
-        own = run.experiment["method"]
-        name, base = own["name"], bases[own["name"]]["method"]
+        name = run.base or run.label
+        own, base = run.experiment["method"], bases[name]["method"]
         chosen = {
             key: value
             for key, value in found[name].chosen.items()  # what a control changes stays as the control has it
             if not key.startswith("method.") or own.get(key[7:]) == base.get(key[7:])
         }
-        result.append(PlannedRun(label=run.label, experiment=with_settings(run.experiment, chosen)))
+        result.append(run.model_copy(update={"experiment": with_settings(run.experiment, chosen)}))
     return result
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """One row of the table: a method, or one of its controls."""
-
-    method: str
-    control: str = ""
-
-    @property
-    def label(self) -> str:
-        return control_label(self.method, self.control) if self.control else self.method
-
-    @property
-    def folder(self) -> str:
-        """A name for the folders of its runs, without what some file systems refuse."""
-        control = re.sub(r"[^a-z0-9]+", "-", self.control.lower()).strip("-")
-        return f"{self.method}-{control}" if self.control else self.method
-
-    @property
-    def changes(self) -> Mapping[str, Any]:
-        """The settings in which a control differs from its method."""
-        return find_method(self.method).controls[self.control] if self.control else {}
-
-
-def _variants(methods: Sequence[str], references: bool, controls: bool) -> list[_Variant]:
-    """The rows in their order: each method, below it its controls, then logit adjustment and the references."""
-    rows: list[_Variant] = []
-    for name in methods:
-        rows.append(_Variant(name))
-        if controls:
-            rows.extend(_Variant(name, control) for control in find_method(name).controls)
-    if controls:
-        if not any(row.control for row in rows):
-            having = [method.name for method in all_methods() if method.controls]
-            known = f"Methods that have: {', '.join(having)}." if having else "No method has any yet."
-            raise ConfigError(f"--controls: none of the compared methods ({', '.join(methods)}) has controls. {known}")
-        rows.append(_Variant(SHARES_NOTHING))
-    rows.extend(_Variant(name) for name in (REFERENCES if references else ()))
-    rows = list(dict.fromkeys(rows))
-    shared = [name for name, times in Counter(row.folder for row in rows).items() if times > 1]
-    if shared:
-        raise ConfigError(f'Two rows of the comparison would share the folder "{shared[0]}": rename one control.')
-    return rows
-
-
-def _planned(tables: Mapping[str, Any], variant: _Variant, seed: int, base: str) -> PlannedRun:
-    """A run of one row: the file's settings for that method, what the control changes, and the same model for all."""
+def _planned(tables: Mapping[str, Any], row: Row, seed: int, base: str) -> PlannedRun:
+    """A run of one row: the file's settings for its method, those of the row, and the same model for all."""
     table = json.loads(json.dumps(tables))
-    own = table.get("method", {})
-    method = own if own.get("name") == variant.method else {"name": variant.method}
-    table["method"] = {**method, **variant.changes}
-    table["seed"], table["name"] = seed, f"{variant.folder}-s{seed}"
     table.setdefault("model", {"name": find_method(base).model})
-    return PlannedRun(label=variant.label, experiment=table)
+    row.put_into(table)
+    table["seed"], table["name"] = seed, f"{row.folder}-s{seed}"
+    of = {"base": row.base, "control": row.control} if row.control else {}
+    return PlannedRun(label=row.label, experiment=table, **of)

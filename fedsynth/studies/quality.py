@@ -9,36 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from fedsynth.data.dataset import Dataset
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.quality import (
-    closer_to_training,
-    coverage,
-    diversity,
-    feature_distance,
-    features_of,
-    train_oracle,
-    trained_on_these_only,
-)
+from fedsynth.evaluation import quality
 from fedsynth.evaluation.results import Measure, OwnGan, Quality
 from fedsynth.experiment.config import make_experiment
 from fedsynth.experiment.files import read_experiment
 from fedsynth.experiment.folder import check_same_split
 from fedsynth.experiment.runner import load_data
+from fedsynth.experiment.synthesis import last_shown, read_samples, some_of
 from fedsynth.federation.store import write_json
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.training import evaluate
-from fedsynth.seeding import generator
 
 MOST_REAL = 10_000  # real examples that the measures look at
 ENOUGH = 50  # images of a class below which the numbers are rough
-USEFUL, AS_REAL = "trained on synthetic, judged on real", "trained on as many real, judged on real"
-REVERSE, ORACLE = "trained on as many real, judged on synthetic", "recognised by the oracle"
+USEFUL, AS_REAL = "trained on synthetic, evaluated on real", "trained on as many real, evaluated on real"
+REVERSE, ORACLE = "trained on as many real, evaluated on synthetic", "recognised by the oracle"
 
 
 def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool = False) -> Quality:
@@ -51,9 +40,9 @@ def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool 
     data = load_data(experiment)
     check_same_split(path, data.split_fingerprint())
     files = [images] if images else _last_shown(path)
-    parts = [_read(file, data.schema.shape, data.schema.classes) for file in files]
+    parts = [read_samples(file, data.schema.shape, data.schema.classes) for file in files]
     x, y = (torch.cat(values) for values in zip(*parts, strict=True))
-    real, test = _part(data.pooled("train"), MOST_REAL), _part(data.test, MOST_REAL)
+    real, test = some_of(data.pooled("train"), MOST_REAL), some_of(data.test, MOST_REAL)
     found = _measure(experiment.model_spec, x, y, real, test, data.schema.classes)
     found = found.model_copy(update={"images": ", ".join(map(str, files))})
     if images is None:
@@ -69,31 +58,38 @@ def _measure(
 ) -> Quality:
     rows = _as_many_of_each(real[1], y)
     twin = real[0][rows], real[1][rows]
-    oracle = train_oracle(spec, *real, classes)
+    oracle = quality.train_oracle(spec, *real, classes)
     tallies = {
-        USEFUL: trained_on_these_only(spec, x, y, test, classes),
-        AS_REAL: trained_on_these_only(spec, *twin, test, classes),
-        REVERSE: trained_on_these_only(spec, *twin, (x, y), classes),
+        USEFUL: quality.trained_on_these_only(spec, x, y, test, classes),
+        AS_REAL: quality.trained_on_these_only(spec, *twin, test, classes),
+        REVERSE: quality.trained_on_these_only(spec, *twin, (x, y), classes),
         ORACLE: evaluate(oracle, x, y, classes),
     }
-    made, seen, unseen = (features_of(oracle, part) for part in (x, real[0], test[0]))
+    made, seen, unseen = (quality.features_of(oracle, part) for part in (x, real[0], test[0]))
     each = [k for k in range(classes) if (y == k).sum() > 1 and (real[1] == k).sum() > 1]
-    varied = [diversity(seen[real[1] == k], made[y == k]) for k in each]
+    varied = [quality.diversity(seen[real[1] == k], made[y == k]) for k in each]
     known = [value for value in varied if not math.isnan(value)]
     spread = sum(known) / len(known) if known else math.nan
     size = min(len(seen), len(unseen))
-    judge = evaluate(oracle, *test, classes).accuracy
+    on_test = evaluate(oracle, *test, classes).accuracy
     numbers = [
         _row(USEFUL, tallies[USEFUL].accuracy, "a classifier that saw only the synthetic images, on real test images"),
         _row(AS_REAL, tallies[AS_REAL].accuracy, "the same with as many real images of each class: the goal"),
         _row(REVERSE, tallies[REVERSE].accuracy, "low: the images do not look like their classes"),
-        _row(ORACLE, tallies[ORACLE].accuracy, f"by a classifier of all real data ({judge:.1%} on the test set)"),
-        _row("coverage", coverage(seen, made), "share of real images with a synthetic one in their neighbourhood"),
-        _row("diversity", spread, "spread within a class, as a share of the real one; near 0: all alike", False),
-        _row("feature distance", feature_distance(made, seen), "1 − mean cosine to real features; 0 is nearest", False),
+        _row(ORACLE, tallies[ORACLE].accuracy, f"by a classifier of all real data ({on_test:.1%} on the test set)"),
+        _row(
+            "coverage", quality.coverage(seen, made), "share of real images with a synthetic one in their neighbourhood"
+        ),
+        _row("diversity", spread, "spread within a class, as a share of the real one; near 0: all similar", False),
+        _row(
+            "feature distance",
+            quality.feature_distance(made, seen),
+            "1 − mean cosine to real features; 0 is nearest",
+            False,
+        ),
         _row(
             "closer to training than to held-out records",
-            closer_to_training(x, real[0][:size], test[0][:size]),
+            quality.closer_to_training(x, real[0][:size], test[0][:size]),
             "a screen, not a proof: about 50 % without copying, far above is a warning",
         ),
     ]
@@ -113,7 +109,7 @@ def _own_gans(path: Path, data: FederatedData) -> list[tuple[str, tuple[Tensor, 
         return []
     files = [(re.match(r"group-(\d+)-own-gan-", f.name), f) for f in (path / "samples").glob("*.safetensors")]
     shown = sorted((int(match[1]), file) for match, file in files if match and first.get(match[1]) in data.clients)
-    return [(first[str(n)], _read(file, data.schema.shape, data.schema.classes)) for n, file in shown]
+    return [(first[str(n)], read_samples(file, data.schema.shape, data.schema.classes)) for n, file in shown]
 
 
 def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> OwnGan:
@@ -126,7 +122,7 @@ def _beside_records(data: FederatedData, client: str, x: Tensor, y: Tensor) -> O
         made, seen, unseen = x[y == label], train_x[train_y == label], test_x[test_y == label]
         size = min(len(seen), len(unseen))
         if len(made) and size:
-            rows.append((label, int(counts[label]), closer_to_training(made, seen[:size], unseen[:size])))
+            rows.append((label, int(counts[label]), quality.closer_to_training(made, seen[:size], unseen[:size])))
     return OwnGan(client=client, rows=rows)
 
 
@@ -142,7 +138,7 @@ def _say_copying(gan: OwnGan) -> str:
 def _words(labels: Tensor, classes: int) -> list[str]:
     counts = torch.bincount(labels, minlength=classes)
     few = [k for k in range(classes) if counts[k] < ENOUGH]
-    words = [f"Judged on {len(labels)} synthetic images, {int(counts.min())} to {int(counts.max())} of a class."]
+    words = [f"Evaluated on {len(labels)} synthetic images, {int(counts.min())} to {int(counts.max())} of a class."]
     if few:
         words.append(f"{len(few)} of {classes} classes have fewer than {ENOUGH} images: the numbers are rough.")
     words.append("There is no FID: it needs a named feature network and thousands of images.")
@@ -155,40 +151,12 @@ def _row(measure: str, value: float, meaning: str, share: bool = True) -> Measur
 
 
 def _last_shown(path: Path) -> list[Path]:
-    """The images of the last round in `samples/`."""
-    found = [
-        (int(match[1]), file)
-        for file in sorted((path / "samples").glob("*.safetensors"))
-        if (match := re.search(r"-round-(\d+)$", file.stem))
-    ]
+    found = last_shown(path)
     if not found:
         raise ConfigError(
             f'"{path}" has no synthetic images in samples/: the method makes none, or name a file with --images.'
         )
-    last = max(found)[0]
-    return [file for round, file in found if round == last]
-
-
-def _read(file: Path, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
-    """Images and labels that fit the data, or a sentence that says why not."""
-    try:
-        tensors = load(file.read_bytes())
-        x, y = tensors["images"].float(), tensors["labels"].long()
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ConfigError(f"{file} cannot be read as images and labels: {error}.") from None
-    if tuple(x.shape[1:]) != tuple(shape) or y.shape != x.shape[:1] or not len(y):
-        raise ConfigError(
-            f"{file}: images {tuple(x.shape)} and labels {tuple(y.shape)} do not fit data of shape {shape}."
-        )
-    if int(y.min()) < 0 or int(y.max()) >= classes or not torch.isfinite(x).all():
-        raise ConfigError(f"{file}: labels must be 0 to {classes - 1} and all pixels finite numbers.")
-    return x, y
-
-
-def _part(data: Dataset, most: int) -> tuple[Tensor, Tensor]:
-    """Examples in a drawn order, at most so many."""
-    rows = generator(0, "quality").permutation(len(data))[:most]
-    return data.subset(rows).tensors()
+    return found
 
 
 def _as_many_of_each(labels: Tensor, wanted: Tensor) -> Tensor:

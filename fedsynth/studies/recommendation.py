@@ -29,13 +29,13 @@ Scores = Mapping[str, Mapping[int, float | None]]
 
 
 class Recommendation(Result):
-    """The method for one goal, how accurate it was, and those that are about as good (`alike`)."""
+    """The method for one goal, how accurate it was, and those that are about as good (`similar`)."""
 
     method: str
     accuracy: float
     best: str
     clear: bool
-    alike: list[str]
+    similar: list[str]
     best_ahead: Interval | None
     gain: dict[str, Interval | None]
 
@@ -123,7 +123,7 @@ def recommend(scores: Scores, order: Sequence[str]) -> Recommendation:
         accuracy=means[chosen],
         best=best,
         clear=chosen == best and len(similar) == 1,
-        alike=similar,
+        similar=similar,
         best_ahead=behind[chosen],
         gain={other: gain for other, gain in gains.items() if other != chosen},
     )
@@ -178,7 +178,7 @@ def _sentence(goal: str, found: Recommendation) -> str:
     gains = [f"{_points(gain)} over {'staying local' if m == 'local' else 'FedAvg'}" for m, gain in found.gain.items()]
     told = f", {' and '.join(gains)}" if gains else ""
     if found.method == found.best:
-        others = [m for m in found.alike if m != found.method]
+        others = [m for m in found.similar if m != found.method]
         return f"{start}{told}" + (f"; not clearly better than {', '.join(others)}." if others else ".")
     simplest = "the simplest" if found.method in ALWAYS else "the simplest of those that are about as good"
     ahead = _points(found.best_ahead)

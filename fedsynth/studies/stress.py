@@ -1,4 +1,4 @@
-"""How much can a method take? Runs it with growing shares of clients that fail, are late or lie, and of wrong labels.
+"""How much can a method take? Runs it with growing shares of failing, late or malicious clients, and of wrong labels.
 
 Every kind of trouble has one setting that grows; all runs have the same data, split and seeds. Runs go side by side on
 the cores, and a folder that exists is gone on with.

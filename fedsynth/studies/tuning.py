@@ -18,6 +18,7 @@ from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import Tables
 from fedsynth.federation.methods import find_method
 from fedsynth.federation.store import write_json
+from fedsynth.studies.rows import folder_name
 
 BELOW, ABOVE = 0.1, 3.0  # the learning rate is searched between these multiples of the given one
 
@@ -29,10 +30,13 @@ def search_space(experiment: Experiment) -> dict[str, tuple[float, float]]:
     return {"train.lr": (BELOW * rate, ABOVE * rate), **{f"method.{key}": ends for key, ends in own.items()}}
 
 
-def tune(folder: Path, table: Mapping[str, Any], trials: int, run: Callable[[Experiment], RunSummary]) -> TuningResult:
-    """The best of `trials` settings for a method; kept in `folder`, and read from there when it was done before."""
+def tune(
+    folder: Path, table: Mapping[str, Any], trials: int, run: Callable[[Experiment], RunSummary], label: str = ""
+) -> TuningResult:
+    """The best of `trials` settings for a row; kept in `folder`, and read from there when it was done before."""
     experiment = make_experiment(table)
-    name = experiment.method_name
+    label = label or experiment.method_name
+    name = folder_name(label)
     file = folder / f"{name}.json"
     if file.is_file():
         return TuningResult.model_validate_json(file.read_text(encoding="utf-8"))
@@ -47,7 +51,7 @@ def tune(folder: Path, table: Mapping[str, Any], trials: int, run: Callable[[Exp
             study.tell(trial, score)
         rows.append(Trial(settings=settings, validation=score))
     best = max(rows, key=lambda row: row.validation)  # the earliest of equals
-    found = TuningResult(label=name, chosen=best.settings, validation=best.validation, trials=rows)
+    found = TuningResult(label=label, chosen=best.settings, validation=best.validation, trials=rows)
     write_json(file, found.as_dict())
     return found
 

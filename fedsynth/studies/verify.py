@@ -10,6 +10,7 @@ Dead clients: it ends without one, and without all.
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -136,6 +137,16 @@ class Bench:
         config = method.config(train=train, model=self.spec, **settings)
         return Trace(method.program(fed, config), fed, watched)
 
+    @functools.cached_property
+    def whole(self) -> Trace:
+        """A run from beginning to end: what the others are held against."""
+        return self.run("whole")
+
+    @functools.cached_property
+    def results(self) -> Results:
+        """What the whole run ends with."""
+        return self.evaluate(self.whole)
+
     def evaluate(self, trace: Trace) -> Results:
         """What a run ends with."""
         tallies = client_tallies(trace.fed, trace.outcome, self.spec, ["validation", "test"])
@@ -158,12 +169,9 @@ def verify_method(name: str, settings: Mapping[str, Any] | None = None) -> list[
         "dead clients": check_dead_clients,
     }
     with tempfile.TemporaryDirectory() as folder:
-        Bench(method, settings or {}, Path(folder)).run()  # settings that it refuses are for the user to change
-    found = []
-    for check, examine in checks.items():
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(_finding(check, examine, Bench(method, settings or {}, Path(folder))))
-    return found
+        bench = Bench(method, settings or {}, Path(folder))
+        _ = bench.whole  # settings that it refuses are for the user to change
+        return [_finding(check, examine, bench) for check, examine in checks.items()]
 
 
 def _finding(check: str, examine: Callable[[Bench], str | None], bench: Bench) -> Finding:
@@ -191,17 +199,15 @@ def check_identity(bench: Bench) -> str | None:
 
 def check_determinism(bench: Bench) -> None:
     """The same seed gives the same bits, here and where only bytes pass."""
-    first = bench.evaluate(bench.run())
-    _require_same(first, bench.evaluate(bench.run()), "a second run with the same seed: use client.rng and fed.rng")
+    first, again = bench.results, bench.evaluate(bench.run())
+    _require_same(first, again, "a second run with the same seed: use client.rng and fed.rng")
     wire = bench.evaluate(bench.run(wire=True))
     _require_same(first, wire, "the wire engine: nothing may be shared but what is sent and kept")
 
 
 def check_resume(bench: Bench) -> None:
     """Cut off at any point and started again, the run ends with the same bits."""
-    whole_run = bench.run("whole")
-    whole = bench.evaluate(whole_run)
-    total = whole_run.engine.asks
+    whole, total = bench.results, bench.whole.engine.asks
     for cut in sorted({max(1, round(share * total)) for share in CUTS}):
         name = f"cut-{cut}"
         with contextlib.suppress(CutOffError):
@@ -212,7 +218,7 @@ def check_resume(bench: Bench) -> None:
 
 def check_replies(bench: Bench) -> None:
     """Replies hold the declared fields, and training examples only where the field says so."""
-    trace = bench.run()
+    trace = bench.whole
     private = {client: _rows(bench.data.client(client).train.x) for client in bench.data.clients}
     size = int(np.prod(bench.data.schema.shape))
     for name_of_task, client, fields in trace.engine.sent:

@@ -17,6 +17,7 @@ from fedsynth.evaluation.results import RunSummary, TuningResult
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.runner import choose_device, run_experiment
 from fedsynth.report.csv_files import read_rows
+from fedsynth.studies.rows import folder_name
 from fedsynth.studies.tuning import tune
 
 
@@ -40,13 +41,13 @@ class Work:
             complete(experiment, self.progress)
 
     def tune(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], trials: int) -> dict[str, TuningResult]:
-        """What the search chose for every method; the searches go side by side, the trials of one in their order."""
-        left = {name: table for name, table in tables.items() if not (folder / f"{name}.json").is_file()}
+        """What the search chose for every row; the searches go side by side, the trials of one in their order."""
+        left = {name: table for name, table in tables.items() if not (folder / f"{folder_name(name)}.json").is_file()}
         jobs = min(self._jobs([make_experiment(table) for table in left.values()]), len(left))
         if jobs > 1:
-            pieces = [(f"tuning of {n}", partial(tune, folder, t, trials, _on_its_own)) for n, t in left.items()]
+            pieces = [(f"tuning of {n}", partial(tune, folder, t, trials, _on_its_own, n)) for n, t in left.items()]
             side_by_side(pieces, jobs, self.say)
-        return {n: tune(folder, t, trials, lambda e: complete(e, self.progress)) for n, t in tables.items()}
+        return {n: tune(folder, t, trials, lambda e: complete(e, self.progress), n) for n, t in tables.items()}
 
     def _jobs(self, experiments: Sequence[Experiment]) -> int:
         if not experiments:

@@ -29,7 +29,7 @@ def even_shortage(counts: np.ndarray) -> np.ndarray:
 def split_exactly(total: int, weights: np.ndarray) -> np.ndarray:
     """Whole numbers in proportion to the weights that add up to `total`, by largest remainders; ties to the first.
 
-    Without any weight all parts are alike. No part is larger than its exact share rounded up.
+    Without any weight all parts are equal. No part is larger than its exact share rounded up.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not weights.sum() > 0:

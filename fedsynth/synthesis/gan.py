@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import UserError
-from fedsynth.learning.weights import Weights, load_weights, weights_of
+from fedsynth.learning.models import filled
+from fedsynth.learning.weights import Weights, check_match, weights_of
 from fedsynth.synthesis.gan_networks import Critic, Encoder, Generator, Shape
 
 GENERATOR = "generator."
@@ -22,19 +24,17 @@ MOST_COMPARED = 200  # images of a class whose pairs are measured: enough for a 
 COLLAPSED = 0.4  # of the mean distance: a class whose images are nearer to each other has collapsed
 
 
-class GanSpec(BaseModel):
+class GanSpec(BaseModel, frozen=True, extra="forbid"):
     """Which GAN, and how large."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["wgan_gp", "r1", "vae"] = Field(
-        default="wgan_gp",
+        "wgan_gp",
         description="wgan_gp: Wasserstein with gradient penalty; r1: non-saturating with R1, faster; "
         "vae: a variational auto-encoder, stable and blurred.",
     )
-    conditional: bool = Field(default=True, description="Whether images are generated for a class.")
-    channels: PositiveInt = Field(default=16, description="Channels at the finest level; doubled at each coarser one.")
-    latent: PositiveInt = Field(default=64, description="Length of the random vector an image is generated from.")
+    conditional: bool = Field(True, description="Whether images are generated for a class.")
+    channels: PositiveInt = Field(16, description="Channels at the finest level; doubled at each coarser one.")
+    latent: PositiveInt = Field(64, description="Length of the random vector an image is generated from.")
 
 
 class Gan(nn.Module):
@@ -94,19 +94,17 @@ class TrainingImages:
 
 def build_gan(spec: GanSpec, shape: tuple[int, ...], classes: int, seed: int) -> Gan:
     """A fresh GAN. Its weights depend on the seed alone; PyTorch's global random state is left as it was."""
-    if len(shape) != 3 or min(shape) < 1:
-        raise UserError(f"A GAN makes images (channels, height, width), and this data has the shape {tuple(shape)}.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**63)
-        gan = Gan(spec, (shape[0], shape[1], shape[2]), classes)
+        gan = Gan(spec, _image_shape(shape), classes)
     return gan.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def load_gan(spec: GanSpec, shape: tuple[int, ...], classes: int, weights: Mapping[str, Tensor]) -> Gan:
-    """A GAN with copies of the given weights."""
-    gan = build_gan(spec, shape, classes, seed=0)
-    load_weights(gan, weights)
-    return gan
+    """A GAN with copies of the given weights, without the cost of initialising it first."""
+    blank = _blank(spec, _image_shape(shape), classes)
+    check_match(blank.state_dict(), weights)
+    return filled(blank, weights, "")
 
 
 def generator_weights(weights: Mapping[str, Tensor]) -> Weights:
@@ -116,10 +114,23 @@ def generator_weights(weights: Mapping[str, Tensor]) -> Weights:
 
 def load_generator(spec: GanSpec, shape: tuple[int, ...], classes: int, weights: Mapping[str, Tensor]) -> Generator:
     """The generator alone, from the weights of a GAN or from their generator's part."""
-    generator = build_gan(spec, shape, classes, seed=0).generator
+    blank = _blank(spec, _image_shape(shape), classes).generator
     part = {name.removeprefix(GENERATOR): tensor for name, tensor in generator_weights(weights).items()}
-    load_weights(generator, part)
-    return generator
+    check_match(blank.state_dict(), part)
+    return filled(blank, part, "")
+
+
+def _image_shape(shape: tuple[int, ...]) -> Shape:
+    if len(shape) != 3 or min(shape) < 1:
+        raise UserError(f"A GAN makes images (channels, height, width), and this data has the shape {tuple(shape)}.")
+    return shape[0], shape[1], shape[2]
+
+
+@functools.lru_cache(maxsize=32)
+def _blank(spec: GanSpec, shape: Shape, classes: int) -> Gan:
+    """The networks without any numbers."""
+    with torch.device("meta"):
+        return Gan(spec, shape, classes)
 
 
 def make_images(

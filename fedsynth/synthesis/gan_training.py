@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.learning.effort import count_examples
@@ -28,26 +28,22 @@ Moments = dict[str, Tensor]
 """Adam's running means by name ("critic.first.score.weight"), and how many steps they are over ("critic.steps")."""
 
 
-class GanTraining(BaseModel):
+class GanTraining(BaseModel, frozen=True, extra="forbid"):
     """How a GAN is trained."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    batch_size: PositiveInt = Field(default=32, description="Real images a critic step.")
-    generator_lr: PositiveFloat = Field(default=2e-3, description="Adam's rate for the generator.")
-    critic_lr: PositiveFloat = Field(default=2e-3, description="Adam's rate for the critic (or the encoder).")
-    betas: tuple[float, float] = Field(default=(0.0, 0.9), description="How fast Adam forgets.")
-    critic_steps: PositiveInt = Field(default=2, description="Critic steps before each generator step; not for vae.")
-    penalty: NonNegativeFloat = Field(default=10.0, description="Weight of the gradient penalty of wgan_gp.")
-    r1: NonNegativeFloat = Field(default=1.0, description="Weight of the R1 penalty of r1.")
-    r1_every: PositiveInt = Field(default=8, description="The R1 penalty is taken in one of so many critic steps.")
-    average: float = Field(
-        default=0.99, ge=0, lt=1, description="How slowly the generator of r1 follows the one that learns."
-    )
+    batch_size: PositiveInt = Field(32, description="Real images a critic step.")
+    generator_lr: PositiveFloat = Field(2e-3, description="Adam's rate for the generator.")
+    critic_lr: PositiveFloat = Field(2e-3, description="Adam's rate for the critic (or the encoder).")
+    betas: tuple[float, float] = Field((0.0, 0.9), description="How fast Adam forgets.")
+    critic_steps: PositiveInt = Field(2, description="Critic steps before each generator step; not for vae.")
+    penalty: NonNegativeFloat = Field(10.0, description="Weight of the gradient penalty of wgan_gp.")
+    r1: NonNegativeFloat = Field(1.0, description="Weight of the R1 penalty of r1.")
+    r1_every: PositiveInt = Field(8, description="The R1 penalty is taken in one of so many critic steps.")
+    average: float = Field(0.99, ge=0, lt=1, description="How slowly the generator of r1 follows the one that learns.")
     kl: NonNegativeFloat = Field(
-        default=4.0, description="Weight of the latents' KL in the loss of vae: 1 draws more freely, and often wrongly."
+        4.0, description="Weight of the latents' KL in the loss of vae: 1 draws more freely, and often wrongly."
     )
-    balanced: bool = Field(default=True, description="Whether all classes are drawn equally often.")
+    balanced: bool = Field(True, description="Whether all classes are drawn equally often.")
 
 
 @dataclass(frozen=True)

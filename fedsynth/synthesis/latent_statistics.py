@@ -32,10 +32,8 @@ DRAWS_PER_PASS = 256
 # -- as published ---------------------------------------------------------------------------------------------------
 
 
-class MeanSearch(BaseModel):
+class MeanSearch(BaseModel, frozen=True, extra="forbid"):
     """How many noisy means of a class are wanted, with which σ, how certainly recognised, in how many draws each."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     quota: int
     sigma: float
@@ -109,7 +107,7 @@ class Calibration:
     epsilon: float = Field(ge=1e-6, le=1e6)
     delta: float = Field(gt=0, lt=1)
     # longest latent (minus ½) as a share of the longest possible
-    clip: float = Field(default=1.0, ge=1e-6, le=1)
+    clip: float = Field(1.0, ge=1e-6, le=1)
     moments: bool = True
 
     @property
@@ -146,10 +144,13 @@ def class_statistics(z: Tensor, y: Tensor, classes: int, calibration: Calibratio
     return add_gaussian(sums, calibration.noise, rng)
 
 
-class LatentModel(BaseModel):
-    """Where to draw the latents of each class: mean and spread per class and dimension, and which classes are known."""
+def released_numbers(statistics: Tensor, latent: int) -> Tensor:
+    """How many records of each class such statistics say there are, noise included."""
+    return statistics[:, latent] / COUNT_WEIGHT
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+class LatentModel(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
+    """Where to draw the latents of each class: mean and spread per class and dimension, and which classes are known."""
 
     mean: Tensor
     spread: Tensor
@@ -164,7 +165,7 @@ def latent_model(statistics: list[Tensor], latent: int, calibration: Calibration
     """
     total = torch.stack(statistics).sum(0)
     c = calibration.longest(latent)
-    count = (total[:, latent] / COUNT_WEIGHT).clamp_min(1.0)
+    count = released_numbers(total, latent).clamp_min(1.0)
     noise = calibration.noise * math.sqrt(len(statistics))
     known = count >= max(FEW, SURE * noise / COUNT_WEIGHT)
     mean = (c * total[:, :latent] / count[:, None]).clamp(-0.5, 0.5)

@@ -11,17 +11,15 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 MOST = 2
 """Copies of a class, at most, for each of its images."""
 
 
-class Static(BaseModel):
+class Static(BaseModel, frozen=True):
     """How far copies may differ from their originals. Flips are off: they turn b into d, and 2 into no digit at all."""
-
-    model_config = ConfigDict(frozen=True)
 
     rotate: float = Field(15.0, ge=0, le=180, description="largest angle, in degrees, to either side")
     shift: float = Field(0.1, ge=0, le=0.5, description="largest shift, as a share of width and height")

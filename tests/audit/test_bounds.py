@@ -46,7 +46,7 @@ def test_all_directions_are_tried(sign: int, swap: bool) -> None:
     def draw(which: int, r: np.random.Generator) -> float:
         return sign * (5.0 if (which == 1) != swap and r.random() < 0.3 else r.random())
 
-    assert audit_mechanism(draw, 1000, DELTA, rng()).epsilon > 3
+    assert audit_mechanism(draw, 2000, DELTA, rng()).epsilon > 3
 
 
 def test_the_bound_is_too_large_as_seldom_as_it_says() -> None:

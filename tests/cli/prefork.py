@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 
@@ -28,7 +29,8 @@ from fedsynth.cli import app  # noqa: F401
 
 
 def become(order: dict) -> None:
-    """Be the command: its folder, its arguments, its output."""
+    """Be the command: its folder, its arguments, its output; and Ctrl-C as in a terminal, whoever started pytest."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts pytest with & has it ignored
     os.chdir(order["cwd"])
     os.environ.update(order["env"])
     for number, path in ((1, order["out"]), (2, order["err"])):

@@ -102,7 +102,9 @@ def test_labels_are_in_the_plan_and_not_in_the_experiment(controlled):
     folder, result = controlled
     planned = json.loads((folder / "comparison.json").read_text())["planned"]
     assert [run["label"] for run in planned][::2] == [*LABELS, "fedavg", "logit_adjustment"]
-    assert all(set(run) == {"label", "experiment"} for run in planned)
+    assert all(
+        set(run) == {"label", "experiment", *(["base", "control"] if ": " in run["label"] else [])} for run in planned
+    )
     assert "label" not in json.loads((folder / "patched-noise-s0" / "summary.json").read_text())
     assert [run["label"] for run in result["runs"]] == [run["label"] for run in planned]
 

@@ -34,7 +34,7 @@ def tuned(fedsynth, tiny, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     return cwd / "runs" / "cmp", done.json
 
 
-def test_every_method_gets_the_same_number_of_trials_judged_by_validation(tuned):
+def test_every_method_gets_the_same_number_of_trials_evaluated_by_validation(tuned):
     folder, _ = tuned
     for name in ("fedavg", "fedprox"):
         kept = json.loads((folder / "tuning" / f"{name}.json").read_text())

@@ -127,11 +127,11 @@ def test_quality_of_noise_and_of_real_images(fedsynth, shown, tmp_path):
     real = fedsynth("quality", copy, "--images", file, "--trust-plugins", "--json", cwd=shown.parents[1]).json
     better = {row["measure"]: float(row["value"].rstrip("%")) for row in real["measures"]}
     worse = {row["measure"]: float(row["value"].rstrip("%")) for row in noise["measures"]}
-    for measure in ("trained on synthetic, judged on real", "coverage"):
+    for measure in ("trained on synthetic, evaluated on real", "coverage"):
         assert better[measure] > worse[measure]
     assert "a screen, not a proof" in real["measures"][-1]["meaning"]
     fedsynth("report", copy, cwd=tmp_path)
-    assert "trained on as many real, judged on synthetic" in (copy / "report.html").read_text()
+    assert "trained on as many real, evaluated on synthetic" in (copy / "report.html").read_text()
 
 
 def test_a_gan_that_repeats_its_clients_records_is_seen(fedsynth, shown, tmp_path):

@@ -100,7 +100,7 @@ def test_other_settings_that_do_not_fit_are_refused(run_method: RunMethod, five:
         make_experiment({"privacy": {"secure_threshold": 0.8}})
     with pytest.raises(ConfigError, match="greater than 0.5"):
         make_experiment({"privacy": {"secure_aggregation": True, "secure_threshold": 0.5}})
-    with pytest.raises(ConfigError, match=r"faults.byzantine and faults.liars .*privacy.secure_aggregation"):
+    with pytest.raises(ConfigError, match=r"faults.byzantine and faults.malicious .*privacy.secure_aggregation"):
         make_experiment({"privacy": {"secure_aggregation": True}, "faults": {"byzantine": 0.2}})
 
 

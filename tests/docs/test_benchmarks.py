@@ -41,9 +41,10 @@ def study(monkeypatch, tmp_path):
     sys.modules.pop("study")
 
 
-def test_margins_are_paired_by_seed_and_judged_by_their_interval(study, tmp_path):
+def test_margins_are_paired_by_seed_and_evaluated_by_their_interval(study, tmp_path):
     (tmp_path / "combinations.csv").write_text(
-        f'part,row,seeds\njudged,"{study.COMBINATION}",80 82 84\njudged,GANDALF,79 81 83.1\njudged,feddyn,70 82 83\n'
+        f'part,row,seeds\nevaluated,"{study.COMBINATION}",80 82 84\nevaluated,GANDALF,79 81 83.1\n'
+        "evaluated,feddyn,70 82 83\n"
         "tried,interior points,1 1 1\n"
     )
     lines = {line["method"]: line for line in study.margins()}

@@ -223,20 +223,20 @@ def fs_numbers(client: Client) -> Numbers:
     return client.release(Numbers(weights={"w": torch.full((50,), 3.0), "n": torch.tensor(7)}, count=4))
 
 
-@pytest.mark.parametrize("lie", ["noise", "negated"])
-def test_byzantine_clients_send_other_numbers_and_the_honest_do_not(federate, lie):
-    fed = federate(faults=FaultConfig(byzantine=0.25, lie=lie))
+@pytest.mark.parametrize("attack", ["noise", "negated"])
+def test_byzantine_clients_send_other_numbers_and_the_honest_do_not(federate, attack):
+    fed = federate(faults=FaultConfig(byzantine=0.25, attack=attack))
     replies = fed.broadcast(fs_numbers)
     lies = {client for client, reply in replies.items() if not torch.equal(reply.weights["w"], torch.full((50,), 3.0))}
     assert len(lies) == 1
     reply = replies[next(iter(lies))]
     assert reply.count == 4
     assert reply.weights["n"] == 7
-    if lie == "negated":
+    if attack == "negated":
         assert torch.equal(reply.weights["w"], torch.full((50,), -3.0))
     else:
         assert 2 < reply.weights["w"].std() < 4
-    again = federate(faults=FaultConfig(byzantine=0.25, lie=lie)).broadcast(fs_numbers)
+    again = federate(faults=FaultConfig(byzantine=0.25, attack=attack)).broadcast(fs_numbers)
     assert all(torch.equal(again[c].weights["w"], replies[c].weights["w"]) for c in replies)
 
 
@@ -246,12 +246,12 @@ def test_a_liar_sends_noise_of_the_right_shapes_and_the_others_the_truth(federat
     cfg = method.config(train=TrainConfig(rounds=1, local_epochs=1), model=spec)
     request = {"model": federate().initial_weights(spec), "spec": spec, "training": cfg.train.local(1)}
     true = federate().broadcast(train, **request)
-    lied = federate(faults=FaultConfig(liars=["1"]), **where).broadcast(train, **request)
+    attacked = federate(faults=FaultConfig(malicious=["1"]), **where).broadcast(train, **request)
     for client in "023":
-        assert all(torch.equal(entry, true[client].model[name]) for name, entry in lied[client].model.items())
-    assert lied["1"].examples == true["1"].examples
-    noise = torch.cat([entry.flatten() for entry in lied["1"].model.values()])
-    assert {n: e.shape for n, e in lied["1"].model.items()} == {n: e.shape for n, e in true["1"].model.items()}
+        assert all(torch.equal(entry, true[client].model[name]) for name, entry in attacked[client].model.items())
+    assert attacked["1"].examples == true["1"].examples
+    noise = torch.cat([entry.flatten() for entry in attacked["1"].model.values()])
+    assert {n: e.shape for n, e in attacked["1"].model.items()} == {n: e.shape for n, e in true["1"].model.items()}
     truth = torch.cat([entry.flatten() for entry in true["1"].model.values()])
     assert 0.5 < noise.std() / truth.std() < 2
     assert abs(torch.corrcoef(torch.stack([noise, truth]))[0, 1]) < 0.3
@@ -263,6 +263,6 @@ def test_robust_rules_stand_a_liar_that_ruins_the_mean(federate):
     for name in ("fedavg", "median"):
         method = find_method(name)
         cfg = method.config(train=TrainConfig(rounds=1, local_epochs=1), model=spec)
-        models = [method.program(federate(faults=FaultConfig(liars=liars)), cfg).model for liars in ([], ["1"])]
+        models = [method.program(federate(faults=FaultConfig(malicious=names)), cfg).model for names in ([], ["1"])]
         away[name] = max(float((models[0][entry] - models[1][entry]).abs().max()) for entry in models[0])
     assert away["median"] < 0.7 * away["fedavg"], away

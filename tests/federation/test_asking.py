@@ -102,10 +102,7 @@ def test_a_failed_hop_is_skipped_and_the_payload_survives(federate):
     [bag] = fed.relay(as_add, {"path": [], "total": torch.zeros(1), "broken": ["1", "3"]}, [["0", "1", "2", "3"]])
     assert bag.visited == bag.fields["path"] == ["0", "2"]
     assert bag.fields["total"].item() == 4
-    assert {client: failure.kind for client, failure in bag.failures.items()} == {
-        "1": "task error",
-        "3": "task error",
-    }
+    assert {client: failure.kind for client, failure in bag.failures.items()} == {"1": "task error", "3": "task error"}
 
 
 def test_a_relay_that_fails_everywhere_returns_what_it_was_given(federate):

@@ -1,4 +1,4 @@
-"""Aggregators against numpy, their invariants, and liars."""
+"""Aggregators against numpy, their invariants, and malicious clients."""
 
 from __future__ import annotations
 
@@ -177,10 +177,10 @@ def test_one_update_that_is_not_finite_does_not_spoil_a_robust_average(name: str
     assert (got <= honest.max(0)).all()
 
 
-@pytest.mark.parametrize("liars", [(math.nan, math.nan), (math.nan, math.inf), (-math.inf, math.nan)])
+@pytest.mark.parametrize("malicious", [(math.nan, math.nan), (math.nan, math.inf), (-math.inf, math.nan)])
 @pytest.mark.parametrize("honest", [3, 4])
-def test_the_median_holds_while_most_are_finite(liars: tuple[float, float], honest: int) -> None:
-    values = [*range(honest), *liars]
+def test_the_median_holds_while_most_are_finite(malicious: tuple[float, float], honest: int) -> None:
+    values = [*range(honest), *malicious]
     got = flat(median(as_updates(np.array(values, np.float32)[:, None].repeat(6, axis=1), np.ones(honest + 2, int))))
     assert ((got >= 0) & (got <= honest - 1)).all()
 

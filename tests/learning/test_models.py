@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
+import fedsynth.learning.features  # noqa: F401  (registers more models)
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.learning.models import MODELS, ModelSpec, PoolReLU, build_model, instantiate
-from fedsynth.learning.weights import (
-    buffer_entries,
-    load_weights,
-    norm_entries,
-    weights_of,
-)
+from fedsynth.learning.weights import buffer_entries, load_weights, norm_entries, weights_of
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 30, 17)]
 SMALL_RESNET = {"channels": (8, 8, 16, 16)}
@@ -74,10 +70,7 @@ def test_auto_norm_is_the_papers_choice_and_can_be_changed() -> None:
 
 
 def test_the_mlp_takes_vectors_and_convolutions_say_why_not() -> None:
-    assert build_model(ModelSpec(name="mlp", hidden=(5, 4)), (13,), 3, seed=0)(torch.rand(2, 13)).shape == (
-        2,
-        3,
-    )
+    assert build_model(ModelSpec(name="mlp", hidden=(5, 4)), (13,), 3, seed=0)(torch.rand(2, 13)).shape == (2, 3)
     with pytest.raises(UserError, match=r'needs images.*model.name = "mlp"'):
         build_model(ModelSpec(name="cnn"), (13,), 3)
 
@@ -200,10 +193,7 @@ def test_a_model_of_ones_own_is_one_function() -> None:
         return nn.Flatten(), shape[0] * shape[1] * shape[2]
 
     try:
-        assert build_model(ModelSpec(name="flat_test_model"), (1, 4, 4), 3)(torch.rand(2, 1, 4, 4)).shape == (
-            2,
-            3,
-        )
+        assert build_model(ModelSpec(name="flat_test_model"), (1, 4, 4), 3)(torch.rand(2, 1, 4, 4)).shape == (2, 3)
     finally:
         del MODELS["flat_test_model"]
     with pytest.raises(ConfigError, match="There is no model"):

@@ -63,22 +63,10 @@ def naive_copy(model: Classifier) -> nn.Sequential:
     ("spec", "shape", "training"),
     [
         ("zda_cnn", (1, 8, 8), LocalTraining(epochs=5, batch_size=10, lr=0.02)),
-        (
-            "zda_cnn",
-            (3, 8, 8),
-            LocalTraining(epochs=5, batch_size=10, lr=0.02, momentum=0.9, weight_decay=1e-3),
-        ),
+        ("zda_cnn", (3, 8, 8), LocalTraining(epochs=5, batch_size=10, lr=0.02, momentum=0.9, weight_decay=1e-3)),
         ("cnn", (1, 8, 8), LocalTraining(epochs=5, batch_size=10, lr=1e-3, optimizer="adam")),
-        (
-            "zda_cnn",
-            (1, 8, 8),
-            LocalTraining(epochs=5, batch_size=10, lr=1e-3, optimizer="adam", weight_decay=0.1),
-        ),
-        (
-            "mlp",
-            (1, 8, 8),
-            LocalTraining(epochs=5, batch_size=10, lr=1e-3, optimizer="adamw", weight_decay=0.1),
-        ),
+        ("zda_cnn", (1, 8, 8), LocalTraining(epochs=5, batch_size=10, lr=1e-3, optimizer="adam", weight_decay=0.1)),
+        ("mlp", (1, 8, 8), LocalTraining(epochs=5, batch_size=10, lr=1e-3, optimizer="adamw", weight_decay=0.1)),
         ("cnn", (3, 9, 12), LocalTraining(epochs=5, batch_size=10, lr=0.1, max_grad_norm=0.5)),
     ],
     ids=["batch-norm", "momentum", "adam", "adam-batch-norm", "adamw", "clipped"],

@@ -58,6 +58,7 @@ def somebody(y: np.ndarray, classes: int) -> Any:
     data = Clients({"a": (np.zeros((len(y), 1, 8, 8), np.float32), y)}, classes)
     return SimpleNamespace(
         data=data.client("a"),
+        state=SimpleNamespace(note=lambda key, value: None),
         schema=data.schema,
         device="cpu",
         rng=lambda purpose: generator(0, purpose, "a", 1),

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsynth.components.ablations import stand_ins
+from fedsynth.components.additions import NOTE
 from fedsynth.components.samples import Samples
 from fedsynth.errors import UserError
 from fedsynth.federation import Federation, State
@@ -269,8 +270,8 @@ def test_redrawing_makes_new_examples_each_round(run_method):
         for redraw in (True, False)
     ]
     assert not same_bits(models[0].model, models[1].model)
-    assert set(models[0].state("a")) == {"global decoder", "order"}
-    assert set(models[1].state("a")) == {"global decoder", "synthetic"}
+    assert set(models[0].state("a")) == {"global decoder", "order", NOTE}
+    assert set(models[1].state("a")) == {"global decoder", "synthetic", NOTE}
 
 
 def test_a_latent_classifier_uses_its_own_latent(run_method):

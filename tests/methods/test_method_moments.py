@@ -59,10 +59,7 @@ def test_no_record_moves_a_sum_by_more_than_its_sensitivity(record, label, middl
     dimensions = Basis((1, 4, 4), size).dimensions
     centre = None if middle is None else torch.full((dimensions,), middle, dtype=torch.float64)
     without, with_it = client_with(x, y), client_with(np.concatenate([x, own]), np.append(y, label))
-    for statistic in (
-        Centre(size=size),
-        ClassMoments(size=size, covariance=covariance, centre=centre, clip=clip),
-    ):
+    for statistic in (Centre(size=size), ClassMoments(size=size, covariance=covariance, centre=centre, clip=clip)):
         one, other = statistic.total(without), statistic.total(with_it)
         assert bool(torch.isfinite(other).all())
         assert float((other - one).norm()) <= statistic.sensitivity * (1 + 1e-9)

@@ -27,7 +27,7 @@ from well_formed import RELEASING, REQUESTS, requests
 from fedsynth.components import class_counts, noisy_updates, protected_updates, released_sums
 from fedsynth.federation import Client
 from fedsynth.federation.payload import encode
-from fedsynth.federation.tasks import all_tasks, find_task
+from fedsynth.federation.tasks import TASKS, find_task
 from fedsynth.network.site import Site
 from fedsynth.privacy import Spending, dpsgd, epsilon, secure_sum
 from fedsynth.privacy.guarantee import Guarantee
@@ -99,7 +99,7 @@ def coupled(monkeypatch: pytest.MonkeyPatch, found: Mechanisms) -> Iterator[None
 
     def same_noise(self: Client, purpose: str) -> np.random.Generator:
         self._drawn.add(purpose)  # as the real one does: noise counts as secret, or no guarantee would hold
-        return generator(0, purpose, *self.occasion)
+        return generator(0, purpose, *self.place_in_run)
 
     new_keys = secure_sum.Secrets.new
     with monkeypatch.context() as patch:
@@ -138,7 +138,7 @@ def declared(answer: dict[str, Any]) -> float:
 
 
 def test_every_task_can_be_asked_for() -> None:
-    ours = {each.name for each in all_tasks() if each.function.__module__.startswith("fedsynth.")}
+    ours = {each.name for each in TASKS.values() if each.function.__module__.startswith("fedsynth.")}
     assert set(REQUESTS) == ours
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from strict_sites import CLASSES, SHAPE, TinyData, ask, strict, tiny_site
 
 from fedsynth.federation import Client, Done, Reply, leaves, task
-from fedsynth.federation.tasks import all_tasks
+from fedsynth.federation.tasks import TASKS
 from fedsynth.learning.models import ModelSpec, initial_model
 from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.network.policy import SiteBudget, SitePolicy
@@ -137,7 +137,7 @@ def test_records_stay_by_default_and_leave_only_where_a_site_says_so(
 
 def test_a_task_that_sends_records_says_so() -> None:
     """By what it sends, not by its name: every task in whose reply a record of the client is found declares it."""
-    declared = {each.name for each in all_tasks() if each.raw_fields()}
+    declared = {each.name for each in TASKS.values() if each.raw_fields()}
     assert {"data_sharing.contribute", "ablations.draw_real_samples", "fedmix.average_images"} <= declared
 
 

@@ -223,11 +223,11 @@ def top_up(draw: Draw) -> dict[str, Any]:
 REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "ablations.draw_real_samples": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
     "agg_enhance.make_candidates": lambda d: {
-        **{"spec": SPECS[0].model_dump(), "start": IMAGES[:CLASSES], "inversion": INVERSION},
+        **{"spec": SPECS[0].model_dump(), "start": IMAGES[:CLASSES], "inversion": INVERSION}
     },
     "agg_enhance.score_candidates": lambda d: {"spec": SPECS[0].model_dump(), "images": IMAGES},
     "agg_enhance.score_masked": lambda d: {
-        **{"secure": secure(d), "spec": SPECS[0].model_dump(), "images": IMAGES, "labels": LABELS},
+        **{"secure": secure(d), "spec": SPECS[0].model_dump(), "images": IMAGES, "labels": LABELS}
     },
     "astraea.balance_classes": lambda d: {"ratios": np.full(CLASSES, pick(d, 0.0, 0.5, 3.0)), "static": {}},
     "class_counts.count_classes": lambda d: {
@@ -274,7 +274,7 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "pfl_gan.client_gans.draw_set": lambda d: {"gan": client_gan(d), "spec": GAN.model_dump(), "per_class": 2},
     "pfl_gan.client_gans.learn_encoder": lambda d: {"images": IMAGES, "latent": 4, "steps": 1},
     "pfl_gan.client_gans.profile_set": lambda d: {
-        **{"images": IMAGES, "encoder": build_autoencoder(SHAPE, 4, 0).state_dict(), "latent": 4},
+        **{"images": IMAGES, "encoder": build_autoencoder(SHAPE, 4, 0).state_dict(), "latent": 4}
     },
     "pfl_gan.client_gans.train_own_gan": lambda d: {"request": {**gan_request(d), **maybe_protected(d)}},
     "pfl_gan.mixed_batches.receive_generator": lambda d: {
@@ -282,19 +282,19 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "pool": pick(d, 0, 4),
     },
     "pfl_gan.mixed_batches.receive_samples": lambda d: {
-        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())},
+        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())}
     },
     "pfl_gan.mixed_batches.train_on_mixed_batches": lambda d: {
-        **{"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)},
+        **{"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)}
     },
     "pfl_gan.refining.refine_gan": lambda d: {"samples": samples(d), "request": gan_request(d), "name": "a"},
     "recalibration.measure": model,
     "released_sums.release_masked_sum": lambda d: {
-        **{"secure": secure(d), "statistic": statistic(d), "mu": pick(d, None, 0.1, 0.3), "trusting": d(st.booleans())},
+        **{"secure": secure(d), "statistic": statistic(d), "mu": pick(d, None, 0.1, 0.3), "trusting": d(st.booleans())}
     },
     "released_sums.release_sum": lambda d: {"statistic": statistic(d), "mu": pick(d, None, 0.0, 0.1, 0.3, 1e9)},
     "references.train_alone": lambda d: {
-        **{"spec": SPECS[0].model_dump(), "training": training(d), "balanced": d(st.booleans())},
+        **{"spec": SPECS[0].model_dump(), "training": training(d), "balanced": d(st.booleans())}
     },
     "rfa_rfd.distil_model": lambda d: {**model(d), "images": IMAGES, "targets": ONE_HOT, "training": training(d)},
     "secure_aggregation.offer_keys": lambda d: {"session": pick(d, "a", "b"), **scope(d)},

@@ -16,13 +16,7 @@ from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.privacy import epsilon
 from fedsynth.privacy.discrete import discrete_gaussian, discrete_gaussian_delta, discrete_gaussian_histogram
 from fedsynth.privacy.guarantee import DiscreteGaussianEvent, GaussianEvent
-from fedsynth.privacy.mechanisms import (
-    add_gaussian,
-    add_laplace,
-    clip_rows,
-    clip_weights,
-    gaussian_event,
-)
+from fedsynth.privacy.mechanisms import add_gaussian, add_laplace, clip_rows, clip_weights, gaussian_event
 
 values = st.floats(-1e6, 1e6, width=32)
 tables = arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 5), st.integers(1, 3)), elements=values)

@@ -72,8 +72,7 @@ def numbers(seed: int, size: int = 50) -> np.ndarray:
 # -- whole numbers --------------------------------------------------------------------------------------------------
 
 CLIENT = st.tuples(
-    st.lists(st.floats(-LARGEST, LARGEST, allow_subnormal=False), min_size=3, max_size=3),
-    st.integers(0, heaviest(20)),
+    st.lists(st.floats(-LARGEST, LARGEST, allow_subnormal=False), min_size=3, max_size=3), st.integers(0, heaviest(20))
 )
 
 

@@ -14,7 +14,8 @@ def runs(label: str, *accuracies: float | None) -> list[RunSummary]:
     """The summaries of a row, a seed per accuracy."""
     method = label.split(": ")[0]
     kept = summary(method, 0, 0.0, "same", ["0"], rounds=1, failures=[], classes=2)
-    kept |= {"label": label, "clients": {"n": 0}, "client_epochs": 1, "seconds": 1}
+    base, control = (method, label.removeprefix(f"{method}: ")) if label != method else ("", "")
+    kept |= {"label": label, "base": base, "control": control, "clients": {"n": 0}, "client_epochs": 1, "seconds": 1}
     return [
         RunSummary.model_validate({**kept, "seed": seed, "test": {"accuracy": accuracy, "class_variance": 1.0}})
         for seed, accuracy in enumerate(accuracies)

@@ -8,12 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fedsynth.evaluation.quality import (
-    feature_distance,
-    features_of,
-    train_oracle,
-    trained_on_these_only,
-)
+from fedsynth.evaluation.quality import feature_distance, features_of, train_oracle, trained_on_these_only
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import evaluate

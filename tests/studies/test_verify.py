@@ -54,7 +54,7 @@ def test_a_built_in_method_keeps_its_promises(name: str) -> None:
 def copy_of_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Write the example with one passage changed; what it registers goes when the test ends."""
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    monkeypatch.setattr(tasks, "_REGISTRY", {k: v for k, v in tasks._REGISTRY.items() if k != "learn"})
+    monkeypatch.setattr(tasks, "TASKS", {k: v for k, v in tasks.TASKS.items() if k != "learn"})
     registry._METHODS.pop("steady", None)
 
     def write(*changes: tuple[str, str]) -> Path:

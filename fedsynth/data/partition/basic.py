@@ -34,7 +34,7 @@ class QuantityConfig(PartitionConfig):
 
     name: Literal["quantity"] = "quantity"
     alpha: float = Field(
-        default=0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: very unequal sizes."
+        0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: very unequal sizes."
     )
     min_size: MinSize = 10
 
@@ -53,7 +53,7 @@ class ShardsConfig(PartitionConfig):
 
     name: Literal["shards"] = "shards"
     shards_per_client: int = Field(
-        default=2,
+        2,
         ge=1,
         validation_alias=AliasChoices("shards_per_client", "num_shards_per_partition"),
         description="How many runs of the sorted data each client gets.",

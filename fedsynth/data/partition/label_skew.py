@@ -8,14 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import AliasChoices, Field, field_validator
 
-from fedsynth.data.partition.allocation import (
-    apportion,
-    deal,
-    fit_to_supply,
-    raise_to_minimum,
-    share_classes,
-    split_by_proportions,
-)
+from fedsynth.data.partition import allocation
 from fedsynth.data.partition.registry import Groups, MinSize, PartitionConfig, Parts, partitioner
 from fedsynth.errors import DataError
 
@@ -30,11 +23,11 @@ class DirichletConfig(PartitionConfig):
 
     name: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(
-        default=0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: strongly skewed."
+        0.5, gt=0, validation_alias=AliasChoices("alpha", "beta"), description="Small: strongly skewed."
     )
     min_size: MinSize = 10
     self_balancing: bool = Field(
-        default=False, description="Give no more of the next classes to a client that has its fair share already."
+        False, description="Give no more of the next classes to a client that has its fair share already."
     )
 
 
@@ -50,9 +43,9 @@ def dirichlet(labels: np.ndarray, config: DirichletConfig, rng: np.random.Genera
         if config.self_balancing:
             open_share = proportions * (sizes < fair)
             proportions = open_share / open_share.sum() if open_share.sum() > 0 else proportions
-        counts[:, label] = split_by_proportions(int(supply[label]), proportions)
+        counts[:, label] = allocation.split_by_proportions(int(supply[label]), proportions)
         sizes += counts[:, label]
-    return deal(raise_to_minimum(counts, config.min_size, rng), codes, rng)
+    return allocation.deal(allocation.raise_to_minimum(counts, config.min_size, rng), codes, rng)
 
 
 class LognormalConfig(PartitionConfig):
@@ -60,11 +53,11 @@ class LognormalConfig(PartitionConfig):
 
     name: Literal["lognormal"] = "lognormal"
     min_size: MinSize = 10
-    mu: float = Field(default=1.0, description="Mean of the logarithm of the size (eq. 16).")
-    sigma: float = Field(default=2.0, ge=0, description="Standard deviation of the logarithm of the size (eq. 16).")
-    bias: int = Field(default=10, ge=0, description="Added to every size (eq. 16).")
-    gamma: float = Field(default=1.0, gt=0, description="Classes are Dirichlet(gamma x prior) (eq. 17); small: skewed.")
-    use_all: bool = Field(default=False, description="Scale the sizes so that all examples are used.")
+    mu: float = Field(1.0, description="Mean of the logarithm of the size (eq. 16).")
+    sigma: float = Field(2.0, ge=0, description="Standard deviation of the logarithm of the size (eq. 16).")
+    bias: int = Field(10, ge=0, description="Added to every size (eq. 16).")
+    gamma: float = Field(1.0, gt=0, description="Classes are Dirichlet(gamma x prior) (eq. 17); small: skewed.")
+    use_all: bool = Field(False, description="Scale the sizes so that all examples are used.")
 
 
 @partitioner(LognormalConfig, aliases=("log-normal", "log_normal"))
@@ -81,10 +74,10 @@ def lognormal(labels: np.ndarray, config: LognormalConfig, rng: np.random.Genera
         floor = max(config.bias, config.min_size)
         if floor * config.num_clients > len(labels):
             floor = config.min_size
-        sizes = apportion(len(labels), tail, least=floor)
+        sizes = allocation.apportion(len(labels), tail, least=floor)
     wanted = rng.dirichlet(config.gamma * supply / len(labels), size=config.num_clients)
     counts = rng.multinomial(sizes, wanted)
-    return deal(fit_to_supply(counts, supply, rng), codes, rng)
+    return allocation.deal(allocation.fit_to_supply(counts, supply, rng), codes, rng)
 
 
 class NClassConfig(PartitionConfig):
@@ -92,7 +85,7 @@ class NClassConfig(PartitionConfig):
 
     name: Literal["n_class"] = "n_class"
     n: int = Field(
-        default=2,
+        2,
         ge=1,
         validation_alias=AliasChoices("n", "class_per_client", "num_classes_per_partition"),
         description="How many classes each client has, exactly.",
@@ -117,13 +110,13 @@ def n_class(labels: np.ndarray, config: NClassConfig, rng: np.random.Generator, 
             f"With {config.n} classes per client the smallest of {config.num_clients} clients has {smallest} "
             f"examples, fewer than partition.min_size = {config.min_size}; lower num_clients or min_size."
         )
-    return deal(counts, codes, rng)
+    return allocation.deal(counts, codes, rng)
 
 
 def _hold_exactly(clients: int, each: int, limits: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if each > len(limits):
         raise DataError(f"{each} classes per client were asked for and the data has {len(limits)}; ask for fewer.")
-    if (holds := share_classes(clients, each, limits, rng)) is None:
+    if (holds := allocation.share_classes(clients, each, limits, rng)) is None:
         raise DataError(
             f"{clients} clients with {each} classes each need {clients * each} shares of classes and the "
             f"{len(limits)} classes have examples for {int(np.minimum(limits, clients).sum())}; "
@@ -136,8 +129,8 @@ class MajorMinorConfig(PartitionConfig):
     """Keys of `major_minor`."""
 
     name: Literal["major_minor"] = "major_minor"
-    major: int = Field(default=4, ge=1, description="How many classes are large at each client.")
-    ratio: int = Field(default=10, ge=1, description="How many times larger they are than the others.")
+    major: int = Field(4, ge=1, description="How many classes are large at each client.")
+    ratio: int = Field(10, ge=1, description="How many times larger they are than the others.")
 
 
 @partitioner(MajorMinorConfig, aliases=("major-minor",))
@@ -160,16 +153,16 @@ def major_minor(labels: np.ndarray, config: MajorMinorConfig, rng: np.random.Gen
             f"{int(demand[scarce])} examples of every class and one has {int(supply[scarce])}; "
             "lower num_clients, ratio or min_size."
         )
-    return deal(weights * unit, codes, rng)
+    return allocation.deal(weights * unit, codes, rng)
 
 
 class FewSampleConfig(PartitionConfig):
     """Keys of `few_sample`."""
 
     name: Literal["few_sample"] = "few_sample"
-    samples_per_class: int = Field(default=300, ge=1, description="Examples of an ordinary class at each client.")
-    few_classes: int = Field(default=3, ge=0, description="How many classes are rare at each client.")
-    few_samples: int = Field(default=15, ge=0, description="Examples of a rare class at each client.")
+    samples_per_class: int = Field(300, ge=1, description="Examples of an ordinary class at each client.")
+    few_classes: int = Field(3, ge=0, description="How many classes are rare at each client.")
+    few_samples: int = Field(15, ge=0, description="Examples of a rare class at each client.")
 
 
 @partitioner(FewSampleConfig, aliases=("few-sample",))
@@ -195,7 +188,7 @@ def few_sample(labels: np.ndarray, config: FewSampleConfig, rng: np.random.Gener
         )
     if int(counts.sum(axis=1).min()) < config.min_size:
         raise DataError(f"A client would have {int(counts.sum(axis=1).min())} examples; lower partition.min_size.")
-    return deal(counts, codes, rng)
+    return allocation.deal(counts, codes, rng)
 
 
 class MultimodalConfig(PartitionConfig):
@@ -203,9 +196,9 @@ class MultimodalConfig(PartitionConfig):
 
     name: Literal["multimodal"] = "multimodal"
     mode_shares: tuple[float, ...] = Field(
-        default=(0.6, 0.3, 0.1), min_length=1, description="Fraction of the clients in each mode; one number per mode."
+        (0.6, 0.3, 0.1), min_length=1, description="Fraction of the clients in each mode; one number per mode."
     )
-    classes_per_client: int = Field(default=2, ge=1, description="How many classes of its mode each client has.")
+    classes_per_client: int = Field(2, ge=1, description="How many classes of its mode each client has.")
 
     @field_validator("mode_shares")
     @classmethod
@@ -231,7 +224,7 @@ def multimodal(labels: np.ndarray, config: MultimodalConfig, rng: np.random.Gene
             f"{len(shares)} modes need at least as many clients and classes, and there are {clients} clients "
             f"and {len(supply)} classes; shorten partition.mode_shares."
         )
-    per_mode = apportion(clients, shares, least=1)
+    per_mode = allocation.apportion(clients, shares, least=1)
     holds = np.zeros((clients, len(supply)), dtype=bool)
     start = 0
     for members, mode in zip(per_mode, np.array_split(rng.permutation(len(supply)), len(shares)), strict=True):
@@ -242,4 +235,4 @@ def multimodal(labels: np.ndarray, config: MultimodalConfig, rng: np.random.Gene
     unit = int((supply // holders)[holds.any(axis=0)].min())
     if unit * each < config.min_size:
         raise DataError(f"A client would have {unit * each} examples; lower num_clients or partition.min_size.")
-    return deal(holds[rng.permutation(clients)] * unit, codes, rng)
+    return allocation.deal(holds[rng.permutation(clients)] * unit, codes, rng)

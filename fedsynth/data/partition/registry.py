@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from fedsynth.data.config import parse_table
 from fedsynth.errors import ConfigError, DataError, nearest
@@ -32,14 +32,12 @@ MinSize = Annotated[
 ]
 
 
-class PartitionConfig(BaseModel):
+class PartitionConfig(BaseModel, frozen=True, extra="forbid", populate_by_name=True):
     """The keys of every partitioner; each has a class of its own with its further keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     name: str = Field(description="Which partitioner.")
     num_clients: int = Field(
-        default=10, ge=1, validation_alias=CLIENT_NAMES, description="How many clients the data is divided over."
+        10, ge=1, validation_alias=CLIENT_NAMES, description="How many clients the data is divided over."
     )
     min_size: MinSize = 1
 

@@ -17,15 +17,7 @@ import numpy as np
 from PIL import Image
 
 from fedsynth.data.config import DataConfig
-from fedsynth.data.readers.arrays import (
-    cifar_files,
-    idx_names,
-    is_packed,
-    read_cifar_binary,
-    read_idx_folder,
-    read_npz,
-    read_packed,
-)
+from fedsynth.data.readers import arrays
 from fedsynth.data.readers.raw import Part, Raw, as_examples, check_part
 from fedsynth.errors import DataError
 
@@ -144,16 +136,16 @@ def _read_local(known: KnownSet, config: DataConfig) -> Raw | None:
 def _read_folder(folder: Path, known: KnownSet, config: DataConfig) -> Raw | None:
     """Whatever layout the folder has, or None when it has none that we know."""
     if (folder / f"{known.name}.npz").is_file():
-        return read_npz(folder / f"{known.name}.npz", config)
-    if is_packed(folder):
-        return read_packed(folder, config)
+        return arrays.read_npz(folder / f"{known.name}.npz", config)
+    if arrays.is_packed(folder):
+        return arrays.read_packed(folder, config)
     for prefix in (f"{known.name}-", ""):  # EMNIST's archive has all its sets in one folder
-        if idx_names(folder, prefix):
-            return read_idx_folder(folder, config, prefix)
-    if folder.is_dir() and cifar_files(folder):
-        return read_cifar_binary(folder, config)
+        if arrays.idx_names(folder, prefix):
+            return arrays.read_idx_folder(folder, config, prefix)
+    if folder.is_dir() and arrays.cifar_files(folder):
+        return arrays.read_cifar_binary(folder, config)
     archives = sorted(folder.glob("*.npz")) if folder.is_dir() and folder.name == known.name else []
-    return read_npz(archives[0], config) if len(archives) == 1 else None
+    return arrays.read_npz(archives[0], config) if len(archives) == 1 else None
 
 
 def _check_range(raw: Raw, known: KnownSet) -> None:

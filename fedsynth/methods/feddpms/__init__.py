@@ -24,17 +24,20 @@ again then. With λ = 0 and nothing synthetic it is FedAvg, bit-identical.
 from __future__ import annotations
 
 from fedsynth.components.ablations import draw_from_all
+from fedsynth.components.additions import INSTEAD, record_additions
 from fedsynth.components.loop import Loop, LoopState
 from fedsynth.components.samples import Samples
 from fedsynth.components.slots import RoundInfo
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.feddpms.clients import Synthesis, train_augmented, train_vae
+from fedsynth.methods.feddpms.clients import Order, Synthesis, train_augmented, train_vae
 from fedsynth.methods.feddpms.settings import CONTROLS, FedDpmsConfig, FedVaeConfig
 from fedsynth.methods.feddpms.sharing import Calibrated, DpmsState, Published, Sharing
 from fedsynth.synthesis.vae_classifier import DECODER, VaeNet, VaeSpec, part, start_vae, with_prefix, without
 
+DRAWN = "Of these and of its own examples a client trains on as many as it has itself, drawn anew every round."
 PICTURED = 50  # examples of each class that a round shows; pictures have the first ten, `quality` evaluates all
 
 
@@ -144,8 +147,19 @@ class FedDpms(FedVae):
         state.supplied = [*state.supplied, *(client for client in fresh if client in replies)]
         sharing.collect(state, replies)
         state.benefited = [*state.benefited, *(client for client in orders if client in replies)]
+        self.record(sharing, {client: order for client, order in orders.items() if client in replies})
         if replies:
             state.model = self.loop.combine(round, state.model, replies, state.memory)
+
+    def record(self, sharing: Sharing, orders: dict[str, Order]) -> None:
+        """What the receivers make of their orders, before the filter."""
+        if self.cfg.synthetic == "none":
+            return
+        state = self.state
+        state.planned = state.planned | {c: sharing.planned(state, c, order) for c, order in orders.items()}
+        held, noise = sharing.held(state)
+        what = INSTEAD.get(self.cfg.synthetic, SYNTHETIC)
+        record_additions(self.fed, what, planned=state.planned, held=held, noise=noise, about=DRAWN)
 
     def sharing(self) -> Sharing:
         """How latents get from one client to another."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsynth.components.ablations import stand_ins
+from fedsynth.components.additions import note_additions
 from fedsynth.components.local_training import TrainRequest, Update, fit_objective
 from fedsynth.components.samples import Samples
 from fedsynth.components.slots import LocalContext
@@ -197,6 +198,7 @@ def synthetic_examples(
     instead = stand_ins(synthesis.synthetic, labels, noise, synthesis.real, rng)
     soft = None if synthesis.synthetic == "real" else soft
     drawn = Synthetic(images if instead is None else instead, labels, soft)
+    note_additions(client, labels)
     if not synthesis.redraw:
         client.state["synthetic"] = vars(drawn)
         del client.state["order"]

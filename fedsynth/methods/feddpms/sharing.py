@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedsynth.components.additions import count_labels
 from fedsynth.components.loop import LoopState
 from fedsynth.federation import Federation, Message, Replies
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.feddpms.clients import Order, ShareRequest, name_scarce_classes, share_statistics
 from fedsynth.methods.feddpms.matching import match
 from fedsynth.methods.feddpms.settings import FedDpmsConfig
+from fedsynth.synthesis.class_balance import wanted_of_scarce
 from fedsynth.synthesis.latent_statistics import (
+    COUNT_WEIGHT,
     Calibration,
     LatentModel,
     MeanSearch,
@@ -25,6 +29,7 @@ from fedsynth.synthesis.latent_statistics import (
     decode,
     draw_images,
     published_claim,
+    released_numbers,
 )
 from fedsynth.synthesis.vae_classifier import DECODER, VaeNet, VaeSpec, without
 
@@ -40,7 +45,10 @@ class Shared(Message):
 class DpmsState(LoopState):
     """What FedDPMS carries from round to round beside the loop's own."""
 
-    START: ClassVar[dict[str, Any]] = {"shared": {}, "benefited": [], "supplied": [], "pictured": False, "n": 0}
+    START: ClassVar[dict[str, Any]] = {
+        **{"shared": {}, "benefited": [], "supplied": [], "planned": {}},
+        **{"pictured": False, "n": 0},
+    }
 
     shared: dict[str, Shared]
     benefited: list[str]
@@ -48,6 +56,7 @@ class DpmsState(LoopState):
     pictured: bool
     frozen: Weights
     n: int
+    planned: dict[str, Any]  # samples of each class that receivers draw, by the counts that they have released
 
 
 class Sharing:
@@ -56,6 +65,14 @@ class Sharing:
     def orders(self, state: DpmsState, chosen: list[str]) -> dict[str, Order]:
         """What each of the chosen that has not benefited yet is given to synthesise from."""
         return {}
+
+    def planned(self, state: DpmsState, client: str, order: Order) -> np.ndarray:
+        """How many samples of each class a receiver makes of its order, as far as the server can know."""
+        raise NotImplementedError
+
+    def held(self, state: DpmsState) -> tuple[dict[str, np.ndarray] | None, float]:
+        """Class counts that clients have released, and σ of the noise on each."""
+        return None, 0.0
 
     def request(self, state: DpmsState, client: str) -> ShareRequest | None:
         """What a client is asked to share after its training; None when nothing."""
@@ -93,6 +110,10 @@ class Published(Sharing):
             if len(labels):
                 orders[client] = Order(means=means, labels=labels)
         return orders
+
+    def planned(self, state: DpmsState, client: str, order: Order) -> np.ndarray:
+        assert order.labels is not None
+        return count_labels(order.labels, self.fed.schema.classes)
 
     def scarce(self, state: DpmsState, waiting: list[str]) -> dict[str, list[int]]:
         """The lists of those who can be reached."""
@@ -148,17 +169,27 @@ class Calibrated(Sharing):
                 orders[client] = Order(latents=latents)
         return orders
 
+    def planned(self, state: DpmsState, client: str, order: Order) -> np.ndarray:
+        assert order.latents is not None
+        counts = self.counts(state, client)
+        wanted = wanted_of_scarce(counts, self.cfg.classes, self.cfg.quota)
+        return np.asarray(np.where(order.latents.known.numpy(), wanted, 0))
+
+    def held(self, state: DpmsState) -> tuple[dict[str, np.ndarray] | None, float]:
+        return {client: self.counts(state, client) for client in state.shared}, self.noise.noise / COUNT_WEIGHT
+
+    def counts(self, state: DpmsState, client: str) -> np.ndarray:
+        """A client's class counts, as they follow from its noisy statistics."""
+        statistics = state.shared[client].statistics
+        assert statistics is not None
+        return np.clip(released_numbers(statistics, self.latent).numpy(), 0, None)
+
     def gather(self, state: DpmsState, clients: list[str]) -> None:
         """The statistics of clients that have not sent theirs, by the encoder that the decoder was trained with."""
         if not clients:
             return
         replies = self.fed.broadcast(
-            share_statistics,
-            to=clients,
-            model=state.frozen,
-            spec=self.cfg.model,
-            vae=self.vae,
-            calibration=self.noise,
+            share_statistics, to=clients, model=state.frozen, spec=self.cfg.model, vae=self.vae, calibration=self.noise
         )
         state.shared = state.shared | {client: Shared(statistics=r.statistics) for client, r in replies.items()}
 

@@ -27,14 +27,16 @@ from functools import partial
 import numpy as np
 
 from fedsynth.components.ablations import Controls, draw_from_all
+from fedsynth.components.additions import COPIES, INSTEAD, record_additions
 from fedsynth.components.class_counts import class_counts, noise_of_counts
 from fedsynth.components.sequential import SequentialLoop
 from fedsynth.components.synthetic_store import GeneratedSamples, KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.grouping import balanced_groups, choose_generators
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.gandalf.clients import Generators, TopUp, surely_there, top_up
+from fedsynth.methods.gandalf.clients import Generators, TopUp, planned_images, surely_there, top_up
 from fedsynth.methods.gandalf.handoff import GanTrainer, group_similar
 from fedsynth.methods.gandalf.settings import AveragedConfig, EachAloneConfig, GandalfConfig, OneGroupConfig
 from fedsynth.synthesis.gan import COLLAPSED, draw_some, generator_weights, load_generator, mean_distance
@@ -152,11 +154,23 @@ class Gandalf:
         )
         requests = {client: {"generators": self.generators(client, gans), "how": how} for client in fed.clients}
         missed = list(fed.scatter(top_up, requests, attempts=ATTEMPTS).failures)
+        self.record(gans, {client: self.generators(client, gans) for client in fed.clients if client not in missed})
         if missed:
             fed.note(f"Could not be reached to generate images: {', '.join(missed)}.")
         if gans:
             self.show(gans)
         return missed
+
+    def record(self, gans: list[GroupGan], sent: dict[str, Generators]) -> None:
+        """What clients add, as far as it follows from the counts that they have released."""
+        cfg, counts, planned = self.cfg, self.counts, None
+        if gans and self.spec.conditional:
+            planned = {c: planned_images(counts[c], given, cfg.tau) for c, given in sent.items() if c in counts}
+        what = INSTEAD.get(cfg.synthetic, SYNTHETIC) if gans else COPIES
+        if gans and cfg.static and not cfg.private:
+            what += f" and, where they lack, {COPIES}"
+        noise = noise_of_counts(cfg.counts_epsilon, cfg.privacy.delta)
+        record_additions(self.fed, what, planned=planned, held=counts, noise=noise)
 
     def generators(self, client: str, gans: list[GroupGan]) -> Generators:
         """The generators whose groups differ most from the client (all, where it has released no counts)."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedsynth.components.ablations import stand_ins
-from fedsynth.components.class_counts import post_processing_guarantee, released_counts
+from fedsynth.components.class_counts import released_counts
 from fedsynth.components.local_training import UpdatesSlot
 from fedsynth.components.private_gan import fit_gan_privately
 from fedsynth.components.samples import Samples
@@ -16,6 +16,7 @@ from fedsynth.federation import Client, Done, Message, Reply, leaves, task
 from fedsynth.learning.grouping import shares
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
+from fedsynth.privacy import Guarantee
 from fedsynth.synthesis.class_balance import amounts, drop_surplus, share_out, shortage_to_largest
 from fedsynth.synthesis.gan import GanSpec, TrainingImages, load_gan, load_generator, make_images
 from fedsynth.synthesis.gan_training import GanTraining, train_gan
@@ -23,7 +24,7 @@ from fedsynth.synthesis.static import Static, fill_classes
 
 SURE = 3.0  # standard deviations of the noise above which a noisy count says that a class is there
 
-NOTHING_LEARNT = post_processing_guarantee(
+NOTHING_LEARNT = Guarantee.constant(
     "no training: the noisy counts name no class that is surely there", "it is handed on as it came"
 )
 
@@ -120,6 +121,15 @@ def top_up(client: Client, generators: Generators, how: TopUp) -> Done:
         public = how.noisy and how.static is None
         keep_samples(client, Samples(images=images, labels=labels), public=public)
     return client.release(Done())
+
+
+def planned_images(counts: np.ndarray, generators: Generators, tau: float) -> np.ndarray:
+    """How many images of each class a client with these counts generates, by generators that are told the class."""
+    if not generators.weights:
+        return np.zeros(len(counts), dtype=np.int64)
+    known, mixes = np.array(generators.known), np.array(generators.mixes)
+    lacking = shortage_to_largest(np.clip(counts, 0, None))
+    return np.asarray(share_out(lacking, tau, known, mixes).sum(axis=0))
 
 
 def generate(client: Client, generators: Generators, how: TopUp, lacking: np.ndarray) -> tuple[Tensor, Tensor]:

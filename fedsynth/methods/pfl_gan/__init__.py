@@ -11,8 +11,8 @@ are those of a clearly separate group, everybody where there is none; `form = "p
 always cuts off some, interchangeable clients too. The auto-encoder learns from the drawn sets, so that no public set is
 needed; the paper's is pre-trained on one data set and not described further. GANs and classifier are not described
 either: ours are small. Synthetic images come fresh at each step, in mixed batches, as many as the private batch has
-(published: 50). A client without neighbours trains alone. `use = "direct"` trains on T_i itself, without refined GANs;
-`refine = "group"` trains one refined GAN for a whole group, on the sets of all its members.
+(published: 50). A client without neighbours trains local-only. `use = "direct"` trains on T_i itself, without refined
+GANs; `refine = "group"` trains one refined GAN for a whole group, on the sets of all its members.
 
 Nothing protects the generators, unless `privacy.updates = "dp_sgd"`: then the critics are trained by DP-SGD, clients do
 not say which classes they have, and the generators are all that leaves. Without synthesis it is `local`, bit-identical.
@@ -26,9 +26,11 @@ import torch
 from pydantic import Field, model_validator
 
 from fedsynth.components.ablations import CROSSED, Controls, draw_real_samples
+from fedsynth.components.additions import INSTEAD, count_labels, record_additions
 from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import PublishedForm
 from fedsynth.federation import Federation, Outcome, State, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanConfig, GanRequest, Similarity, find_similar
 from fedsynth.methods.pfl_gan.mixed_batches import (
     KeptGenerator,
@@ -42,6 +44,7 @@ from fedsynth.synthesis.gan import draw_some, load_generator
 
 PICTURED = 50  # images of each class that are shown; pictures have the first ten, `quality` evaluates all
 PICTURED_GROUPS = 4
+FRESH = "They are drawn anew at every step; counted are those of one pass over a client's own examples."
 
 
 class PflGanConfig(PublishedForm, GanConfig):
@@ -76,7 +79,7 @@ class PflGanConfig(PublishedForm, GanConfig):
         if self.privacy.updates == "dp_sgd" and self.gan != "wgan_gp":
             raise ValueError(f'privacy.updates = "dp_sgd" needs gan = "wgan_gp", not "{self.gan}"')
         if self.privacy.updates == "dp_sgd" and self.synthetic == "real":
-            raise ValueError('synthetic = "real" lets real images out, so privacy.updates = "dp_sgd" would say nothing')
+            raise ValueError('synthetic = "real" releases real images, so privacy.updates = "dp_sgd" would say nothing')
         return self
 
 
@@ -111,11 +114,12 @@ def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     given = server_sets(similar, sets, cfg.threshold)
     alone = [client for client in fed.clients if client not in given]
     if alone:
-        fed.note(f"No neighbours, so trained alone: {', '.join(alone)}.")
-    noise = cfg.synthetic == "noise"
+        fed.note(f"No neighbours, so trained local-only: {', '.join(alone)}.")
+    noise, what = cfg.synthetic == "noise", INSTEAD.get(cfg.synthetic, SYNTHETIC)
     if cfg.use == "direct" or cfg.synthetic == "real":
         samples: dict[str, dict[str, object]] = {c: {"samples": s, "noise": noise} for c, s in given.items()}
         fed.once("hand out sets", lambda: deliver(fed, receive_samples, samples))
+        record_additions(fed, what, planned={c: count_labels(s.labels, fed.schema.classes) for c, s in given.items()})
         return
     uses = {client: client for client in given}
     trained_on = given
@@ -128,6 +132,7 @@ def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     pool = {client: len(given[client]) if cfg.draws == "once" else 0 for client in uses}
     requests: dict[str, dict[str, object]] = {c: {"kept": kept[c], "pool": pool[c]} for c in uses}
     fed.once("hand out generators", lambda: deliver(fed, receive_generator, requests))
+    record_additions(fed, what, about="" if cfg.draws == "once" else FRESH)
     show_refined(fed, cfg, similar, {client: refined[of] for client, of in uses.items()})
 
 

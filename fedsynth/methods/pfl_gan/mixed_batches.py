@@ -5,12 +5,14 @@ They come from a generator that the client keeps, fresh, or from a set that it k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsynth.components.additions import note_additions
 from fedsynth.components.personal_training import train_further
 from fedsynth.components.samples import Samples
 from fedsynth.components.synthetic_store import keep_samples, kept_samples
@@ -65,7 +67,7 @@ def receive_generator(client: Client, kept: KeptGenerator, pool: int = 0) -> Don
 
 
 def deliver(fed: Federation, task: Task, requests: dict[str, dict[str, object]]) -> list[str]:
-    """Send everybody what is theirs; those who cannot be reached twice train alone."""
+    """Send everybody what is theirs; those who cannot be reached twice train local-only."""
     missed = list(fed.scatter(task, requests, attempts=2).failures) if requests else []
     if missed:
         fed.note(f"Could not be reached to receive synthetic images: {', '.join(missed)}.")
@@ -74,11 +76,20 @@ def deliver(fed: Federation, task: Task, requests: dict[str, dict[str, object]])
 
 @task
 def train_on_mixed_batches(client: Client, spec: ModelSpec, training: LocalTraining, per_step: int) -> Done:
-    """Go on training the client's own model on private and synthetic images; alone where it keeps none."""
+    """Go on training the client's own model on private and synthetic images; local-only where it keeps none."""
     draw = drawer(client)
     objective = PLAIN if draw is None or per_step == 0 else MixedBatches(draw, per_step)
-    train_further(client, spec, training, *client.data.train.tensors(), objective)
+    x, y = client.data.train.tensors()
+    if GENERATOR in client.state:
+        note_additions(client, labels_of_a_pass(client, per_step * math.ceil(len(y) / training.batch_size)))
+    train_further(client, spec, training, x, y, objective)
     return client.release(Done())
+
+
+def labels_of_a_pass(client: Client, count: int) -> Tensor:
+    """The labels that so many draws of the kept generator have on average: all its classes alike."""
+    classes = torch.tensor(KeptGenerator.model_validate(client.state[GENERATOR]).gan.classes)
+    return classes.repeat(count // max(1, len(classes)))
 
 
 class MixedBatches(CrossEntropy):

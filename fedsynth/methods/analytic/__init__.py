@@ -1,0 +1,100 @@
+"""A classifier in closed form from one exchange of sums: ridge regression on fixed features.
+
+After AFL (He et al. 2025, analytic federated learning) and Fed3R (Fanì et al. 2024), whose features are those of a
+pretrained network, and Tramèr and Boneh 2021, whose wavelet features make private learning work. Clients send
+S = Σ u·uᵀ and M = Σ u·onehot(y)ᵀ of their examples, the server solves (S + λI) W = M. However the examples are spread
+over the clients, the sums and with them the model are the same, to the last bit (`learning/ridge.py`).
+
+Deviations. AFL adds up solutions and takes the regularisation off again; sums are the same and simpler. Fed3R goes on
+to train; that is left to other methods (`model.name = "wavelets"`). With ε, noise goes onto one release of the sums,
+and a twentieth of μ² onto the mean of the features before, from which u is measured. Negative eigenvalues of the noisy
+S are set to 0. Settings of `[train]` are not used: nothing is trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from fedsynth.errors import ConfigError
+from fedsynth.federation import Client, Federation, Message, Outcome, State, method
+from fedsynth.federation.payload import Fields
+from fedsynth.federation.personal import personal
+from fedsynth.learning.models import Classifier, ModelSpec
+from fedsynth.learning.pretrained import with_body_of
+from fedsynth.learning.ridge import RARE, RidgeSums, balanced, linear_head, solve
+from fedsynth.learning.weights import Weights, weights_of
+from fedsynth.methods.analytic.settings import AnalyticConfig
+from fedsynth.methods.analytic.statistics import Features, FeatureSum, RidgeMoments
+from fedsynth.methods.analytic.sums import Gathering, noisy_mean, weighed
+
+OWN_AGAIN = "own examples weigh more"
+
+
+class Regression(Message):
+    """How a head follows from sums. `std`: of the noise on them."""
+
+    moments: Annotated[RidgeMoments, BeforeValidator(RidgeMoments.parse)]
+    ridge: float
+    weights: Literal["records", "classes", "clients"]
+    std: float
+
+    def head(self, total: Tensor, features: int, classes: int) -> Weights:
+        """The linear head, solved in float64."""
+        sums = RidgeSums.unpacked(total, features, classes)
+        if self.weights == "classes":
+            sums = balanced(sums, RARE if self.std else 0.0)
+        solution = solve(sums, self.ridge, self.std)
+        weight, bias = linear_head(solution, self.moments.centre, self.moments.radius)
+        return {"head.weight": weight.float(), "head.bias": bias.float()}
+
+
+@method("analytic", config=AnalyticConfig, model="fixed")
+def analytic(fed: Federation, cfg: AnalyticConfig) -> Outcome:
+    """A ridge classifier in closed form on fixed features, from one exchange of sums."""
+    net = fed.initial_model(cfg.classifier)
+    start = with_body_of(Path(cfg.backbone), net) if cfg.backbone else weights_of(net)
+    moments = what_to_ask(fed, cfg, net, Features(spec=cfg.classifier, model=start if cfg.backbone else {}))
+    features = net.head.in_features
+    found = Gathering(fed, cfg, moments, features).gather()
+    regression = Regression(moments=moments, ridge=cfg.strength, weights=cfg.weights, std=found.variance**0.5)
+    state = State(model=start)
+    for _ in fed.rounds("train", 1, state):
+        if found.total is not None:  # where nobody could be reached, the model stays as it was
+            state.model = start | regression.head(found.total, features, fed.schema.classes)
+    if not cfg.personal_weight or found.total is None:
+        return Outcome(state.model)
+    settings = {"regression": regression, "total": found.total, "weight": cfg.personal_weight}
+    return Outcome(state.model, personal=OWN_AGAIN, personal_settings=settings)
+
+
+def what_to_ask(fed: Federation, cfg: AnalyticConfig, net: Classifier, features: Features) -> RidgeMoments:
+    """The moments to ask for; with ε they are measured from the mean of the features, which is asked for first."""
+    if not cfg.backbone and any(True for _ in net.body.parameters()):
+        raise ConfigError(
+            f'method.features = "{cfg.features}" is a model whose weights are trained: choose wavelets, random_conv, '
+            "pixels or columns; or name it as [model] and give method.backbone, a file with its weights."
+        )
+    if cfg.epsilon is None:
+        return RidgeMoments(of=features)
+    length = cfg.length or getattr(net.body, "length", None)
+    if length is None:
+        raise ConfigError(
+            "With method.epsilon the features of a backbone must be bounded: set method.length to the longest that "
+            "should count in full, such as the median length on public data."
+        )
+    asked = FeatureSum(of=features, length=length)
+    centre = fed.once("centre", lambda: noisy_mean(fed, cfg, asked), Tensor | None)
+    return RidgeMoments(of=features, centre=centre, radius=cfg.clip * length)
+
+
+@personal(OWN_AGAIN)
+def own_again(client: Client, model: Weights, spec: ModelSpec, settings: Fields) -> Weights:
+    """The model from everybody's sums and the client's own once more, times a weight. Neither leaves the client."""
+    regression = Regression.model_validate(settings["regression"])
+    features, classes = model["head.weight"].shape[1], client.schema.classes
+    own = weighed(regression.moments.total(client), regression.weights, features, classes)
+    return model | regression.head(settings["total"] + settings["weight"] * own, features, classes)
