@@ -150,6 +150,7 @@ def test_what_cannot_be_started_from_is_refused(tmp_path: Path) -> None:
         ({"weights": "clients", "privacy": SECURE}, 'weights = "clients" needs the sums'),
         ({"start": "x", "epsilon": 1.0}, "start does not go with epsilon: .* a centre that follows from all"),
         ({"weights": "clients", "epsilon": 1.0}, "would divide by numbers that are noisy"),
+        ({"fewest": 3, "epsilon": 1.0}, "fewest is for exact sums that the server sees one by one"),
         ({"length": 2.0}, "length and clip bound a record in a private release: give epsilon"),
         ({"backbone": "x", "features": "pixels"}, "backbone takes the place of features"),
         ({"privacy": PrivacyConfig(updates="dp_sgd")}, "protects the shared loop"),
@@ -217,6 +218,17 @@ def test_clients_weigh_alike_where_asked(run_method: RunMethod) -> None:
     records = run_method("analytic", doubled)
     assert torch.allclose(once.model["head.weight"], twice.model["head.weight"], atol=1e-5)
     assert not torch.allclose(once.model["head.weight"], records.model["head.weight"], atol=1e-2)
+
+
+def test_classes_with_few_examples_can_stay_at_home(run_method: RunMethod) -> None:
+    """A class of which a client has one example only would show it."""
+    data = some_clients(30, 20, 10)
+    counts = [data.train[name].counts(3) for name in "abc"]
+    found = run_method("analytic", data, settings={"fewest": 4})
+    assert (
+        RidgeSums.unpacked(sums(found), 3, 3).examples.tolist() == sum(np.where(c < 4, 0, c) for c in counts).tolist()
+    )
+    assert any(0 < number < 4 for c in counts for number in c)
 
 
 def test_classes_weigh_alike_where_asked(pool: tuple[np.ndarray, np.ndarray], run_method: RunMethod) -> None:

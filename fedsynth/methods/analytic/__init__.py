@@ -79,7 +79,7 @@ def what_to_ask(fed: Federation, cfg: AnalyticConfig, net: Classifier, features:
             "pixels or columns; or name it as [model] and give method.backbone, a file with its weights."
         )
     if cfg.epsilon is None:
-        return RidgeMoments(of=features)
+        return RidgeMoments(of=features, fewest=cfg.fewest)
     length = cfg.length or getattr(net.body, "length", None)
     if length is None:
         raise ConfigError(

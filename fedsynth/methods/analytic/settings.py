@@ -46,6 +46,12 @@ class AnalyticConfig(ReleaseConfig):
     weights: Literal["records", "classes", "clients"] = Field(
         "records", description="what weighs alike: every record, every class, or every client"
     )
+    fewest: int = Field(
+        1,
+        ge=1,
+        description="without ε and secure sum: a class of which a client has fewer examples is left out of what it "
+        "sends; 1: none is",
+    )
     personal_weight: float = Field(
         0.0,
         ge=0,
@@ -88,6 +94,10 @@ class AnalyticConfig(ReleaseConfig):
             raise ValueError("backbone takes the place of features and dimension: give one or the other")
         if self.epsilon is None and (self.length is not None or self.clip != type(self).model_fields["clip"].default):
             raise ValueError("length and clip bound a record in a private release: give epsilon, or neither of them")
+        if self.fewest > 1 and (self.epsilon is not None or self.privacy.secure_aggregation):
+            raise ValueError(
+                "fewest is for exact sums that the server sees one by one: with epsilon or a secure sum remove it"
+            )
         single = [name for name in ("keep", "start") if getattr(self, name)]
         single += ['weights = "clients"'] if self.weights == "clients" else []
         if single and self.privacy.secure_aggregation:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsynth.components.released_sums import Statistic, release_sum
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.federation import Client, Message
+from fedsynth.federation.tasks import TaskError
 from fedsynth.federation.trials import FAR, Trial
 from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.ridge import RidgeSums, lifted
@@ -63,19 +64,23 @@ class FeatureSum(Statistic, name="feature_sum"):
             total[-1] += COUNT * len(labels)
         return total
 
+    def exact(self, client: Client) -> Tensor:
+        raise TaskError("The sum of the features is released with noise only.")
+
     def mean(self, total: Tensor) -> Tensor:
         """The mean of the features from their sum over all clients, noise included."""
         examples = max(float(total[-1]) / COUNT, 1.0)
         return clip_rows(total[None, :-1] / (math.sqrt(1 - COUNT**2) * examples), 1.0)[0] * self.length
 
     def trial(self, schema: Schema, mu: float) -> Trial:
-        return far_trial(type(self)(of=COLUMNS, length=1.0), schema.classes, mu)
+        return far_trial(self.model_copy(update={"of": COLUMNS, "length": 1.0}), schema.classes, mu)
 
 
 class RidgeMoments(Statistic, name="ridge_moments"):
     """What ridge regression needs of each example; see `learning/ridge.py`, which proves the sensitivity.
 
     It does not depend on the centre: q is shortened after it was taken off, and what is not finite then is 0.
+    `fewest`: where nothing covers the sums, a class with fewer examples is left out.
     """
 
     about = "second moments of the features, and their sum for each class"
@@ -83,16 +88,25 @@ class RidgeMoments(Statistic, name="ridge_moments"):
     of: Features
     centre: Tensor | None = None
     radius: float | None = Field(None, gt=0, description="farthest from the centre; the rest is cut; none: nothing is")
+    fewest: int = Field(1, ge=1)
 
     @property
     def sensitivity(self) -> float:
         return math.inf if self.radius is None else math.sqrt(2)
 
     def total(self, client: Client) -> Tensor:
+        return self._sums(client, torch.ones(client.schema.classes, dtype=torch.bool))
+
+    def exact(self, client: Client) -> Tensor:
+        return self._sums(client, torch.from_numpy(client.class_counts() >= self.fewest))
+
+    def _sums(self, client: Client, told: Tensor) -> Tensor:
+        """Over the examples of these classes."""
         network = self.of.network(client)
         sums = RidgeSums.none(network.head.in_features, client.schema.classes)
         for features, labels in self.of.batches(client, network):
-            sums.add(lifted(self.measured(features)), labels)
+            rows = told[labels]
+            sums.add(lifted(self.measured(features[rows.to(features.device)])), labels[rows])
         return sums.packed()
 
     def measured(self, features: Tensor) -> Tensor:
@@ -101,7 +115,7 @@ class RidgeMoments(Statistic, name="ridge_moments"):
         return q if self.radius is None else clip_rows(q / self.radius, 1.0)
 
     def trial(self, schema: Schema, mu: float) -> Trial:
-        return far_trial(type(self)(of=COLUMNS, radius=1.0), schema.classes, mu)
+        return far_trial(self.model_copy(update={"of": COLUMNS, "centre": None, "radius": 1.0}), schema.classes, mu)
 
 
 # -- how an audit tests it ------------------------------------------------------------------------------------------
