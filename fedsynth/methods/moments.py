@@ -2,7 +2,7 @@
 
 No paper: ours. FedDPMS's idea (share noisy means of classes) in a space where it works without training: the lowest DCT
 coefficients of images, or the columns of tables. Every client releases number, sum and second moment of its classes
-once, exactly, with noise of its own, or in a secure sum that has the noise once (`components/class_moments.py`). The
+once, exactly, with noise of its own, or in a secure sum that has the noise once (`components/moment_release.py`). The
 server sends everybody the Gaussians that follow. In every round a client draws what it lacks of each class to a share
 of its largest, anew each time, and trains on its own examples and these.
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
 from fedsynth.components.additions import INSTEAD, SYNTHETIC, note_additions, record_additions
-from fedsynth.components.class_moments import ATTEMPTS, MomentRelease, MomentSettings, ReleasedMoments, release_moments
+from fedsynth.components.moment_release import ATTEMPTS, MomentRelease, MomentSettings, ReleasedMoments, release_moments
 from fedsynth.components.samples import Samples
 from fedsynth.components.settings import MethodConfig
 from fedsynth.components.slots import LocalData

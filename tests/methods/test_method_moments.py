@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import SMALL, Clients, Finished, same_bits
+from federations import SMALL, Clients, Finished, same_bits, some_clients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -258,3 +258,46 @@ def test_private_training_on_private_draws(digits: FederatedData, run_method: Ru
     finished = run_method("moments", digits, model=SMALL["mlp"], settings=chosen)
     rows = finished.fed.participation.ledger.rows(1e-5)
     assert all(row.epsilon is not None for row in rows if row.kind == "release")
+
+
+SECURE = PrivacyConfig(secure_aggregation=True)
+
+
+def test_in_a_secure_sum_the_server_sees_no_single_clients_moments(
+    digits: FederatedData, run_method: RunMethod
+) -> None:
+    plain, secure = (
+        run_method("moments", digits, model=SMALL["mlp"], rounds=1, settings={"covariance": "shared", **privacy})
+        for privacy in ({"epsilon": None}, {"privacy": SECURE})
+    )
+    assert {"release_masked_sum", "train_masked"} <= {ask.name for ask in secure.asks}
+    assert "release_sum" not in {ask.name for ask in secure.asks}
+    assert not any("fewer than 3 examples" in note for note in secure.fed.participation.notes)
+    counts = sum(digits.client(client).train.counts(10) for client in digits.clients)
+    listed = [row[1] for row in secure.fed.participation.records["class moments"]["rows"]]
+    assert listed == pytest.approx(counts, abs=0.1)
+    assert any("fewer than 3 examples" in note for note in plain.fed.participation.notes)
+
+
+def test_in_a_secure_sum_the_noise_is_there_once(digits: FederatedData, run_method: RunMethod) -> None:
+    """Of five clients three can open the sum: each adds a third of the variance."""
+    said = []
+    for privacy in (PrivacyConfig(), SECURE):
+        finished = run_method(
+            "moments", digits, model=SMALL["mlp"], rounds=1, settings={"epsilon": 8.0, "privacy": privacy}
+        )
+        record = finished.fed.participation.records["class moments"]
+        said.append(float(record["about"].split()[-1].rstrip(".")))
+    assert said[0] / said[1] == pytest.approx(math.sqrt(3), rel=1e-2)
+
+
+def test_columns_of_tables_are_drawn_as_they_are(run_method: RunMethod) -> None:
+    data = some_clients(60, 80, 70)
+    finished = run_method("moments", data, settings={"covariance": "class"}, rounds=1)
+    x, y = data.pooled("train").tensors()
+    drawn = gaussians(finished)
+    for label in range(3):
+        own = x[y == label].double()
+        assert torch.allclose(drawn["means"][label].double(), own.mean(0), atol=1e-5)
+        factor = drawn["factors"][label].double()
+        assert torch.allclose(factor @ factor.T, torch.cov(own.T, correction=0), atol=1e-4)
