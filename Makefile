@@ -26,7 +26,8 @@ browser:
 		echo "No Chromium could be installed here: install one by hand, or the tests in a browser are skipped."
 
 demo: install
-	$(BIN)/fedsynth compare examples/demo.toml --methods fedavg,feddyn,local --no-references
+	$(BIN)/fedsynth compare examples/demo.toml --no-references \
+		--methods fedavg,moments,private=moments:epsilon=8,noise=moments:synthetic=noise,analytic,local
 
 test: lint types unit
 
@@ -37,11 +38,12 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# The real network starts a score of processes and has the machine to itself; everything else runs side by side.
+# The real network starts a score of processes and has the machine to itself; everything else runs side by side:
+# each worker has half of the files, so that what a file sets up is set up once, and takes over from one that is slower.
 NETWORK := tests/network/test_real_network.py
 unit: install
 	$(BIN)/python -m pytest $(NETWORK)
-	$(BIN)/python -m pytest -n 2 --ignore $(NETWORK)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore $(NETWORK)
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow -rs tests/network

@@ -4,6 +4,7 @@
 
 from pydantic import Field
 
+from fedsynth.components.additions import note_additions, record_additions, record_at_server
 from fedsynth.components.local_training import TrainRequest, Update
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
 from fedsynth.components.samples import Samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from federations import Finished, run
+from unrendered import unrendered
 
 from fedsynth.data import DataConfig, load_federated
 from fedsynth.data.federated import FederatedData
@@ -23,6 +25,14 @@ from fedsynth.federation.port import SERVER, Engine
 from fedsynth.federation.store import StateStore
 
 FederationMaker = Callable[..., Federation]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Pictures are rendered where a test looks at them; whatever its fixtures make is made here too."""
+    looks = "report" in item.path.parts or item.get_closest_marker("pictures") is not None
+    with contextlib.nullcontext() if looks else unrendered():
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 import fedsynth.audit.statistics_trials
-import fedsynth.audit.training_trials  # noqa: F401  (both declare the trials of the package's own tasks)
+import fedsynth.audit.sum_trials
+import fedsynth.audit.training_trials  # noqa: F401  (they declare the trials of the package's own tasks)
 from fedsynth.audit.members import (
     Attack,
     ClosestRecord,

@@ -11,32 +11,20 @@ from torch import Tensor
 
 from fedsynth.audit.training_trials import OTHERS, SHAPE, labelled
 from fedsynth.components.class_counts import count_classes
-from fedsynth.components.released_sums import Statistic, release_sum
 from fedsynth.components.settings import MethodConfig
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.federation import Client
 from fedsynth.federation.trials import FAR, Trial
 from fedsynth.learning.models import ModelSpec, initial_model
 from fedsynth.learning.weights import Weights, weights_of
-from fedsynth.methods.analytic.statistics import COLUMNS, FeatureSum, RidgeMoments
 from fedsynth.methods.feddpms.clients import share_statistics, train_augmented
 from fedsynth.methods.feddpms.settings import FedDpmsConfig
-from fedsynth.privacy import Event, GaussianEvent, Guarantee, gaussian_epsilon
+from fedsynth.privacy import Event, Guarantee, gaussian_epsilon
 from fedsynth.synthesis.latent_statistics import COUNT_WEIGHT, Calibration, MeanSearch, noisy_means
 from fedsynth.synthesis.vae_classifier import LATENT, VaeNet, VaeSpec, start_vae
 
-SUMMED: tuple[Statistic, ...] = (FeatureSum(of=COLUMNS, length=1.0), RidgeMoments(of=COLUMNS, radius=1.0))
 PUBLISHED_EPSILON = 1.21  # the largest that FedDPMS's paper claims for its settings (0.93 to 1.21)
 PUBLISHED_SIGMA = 3.0  # the smallest σ of those settings
-
-
-@release_sum.trial
-def sum_trials(guarantee: Guarantee, cfg: MethodConfig, schema: Schema) -> list[Trial]:
-    """Sums over records, by the statistic that says how it is tested."""
-    [event] = guarantee.events
-    assert isinstance(event, GaussianEvent)
-    found = [statistic for statistic in SUMMED if guarantee.covered.startswith(statistic.about)]
-    return [trial for statistic in found if (trial := statistic.trial(schema, event.mu)) is not None]
 
 
 @count_classes.trial

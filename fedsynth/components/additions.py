@@ -13,11 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from fedsynth.federation import Client, Federation
+from fedsynth.federation.records import ADDED, ADDED_AT_SERVER, SYNTHETIC
 
-RECORD = "what was added"
-AT_SERVER = "what the server trains on"
 NOTE = "samples added"  # in the private state: of each class; the last note counts
-SYNTHETIC = "synthetic samples"
 COPIES = "augmented copies"
 INSTEAD = {"noise": "samples of noise", "real": "real samples of other clients"}
 """What the controls of a method add in place of synthetic samples."""
@@ -62,13 +60,13 @@ def record_additions(
         "noise": float(noise),
         "about": about,
     }
-    fed.record(RECORD, value)
+    fed.record(ADDED, value)
 
 
 def record_at_server(fed: Federation, what: str, counts: np.ndarray) -> None:
     """Record how many samples of each class the server itself trains on: it lacks whatever it has not synthesised."""
     value = {"kind": "additions", "what": what, "basis": "exact", "clients": ["server"], "added": [_whole(counts)]}
-    fed.record(AT_SERVER, value)
+    fed.record(ADDED_AT_SERVER, value)
 
 
 def _whole(counts: np.ndarray) -> list[int]:

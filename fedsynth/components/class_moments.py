@@ -1,52 +1,28 @@
-"""The release of class moments: what clients sum up, and the Gaussian of each class that follows from it.
-
-Without noise one exact sum leaves each client. With noise a centre comes first, for a tenth of μ²: vectors are clipped
-around it, which is a much smaller ball than one around mid-grey, and so needs less noise.
-"""
+"""What clients tell of their classes: the sum of vectors in a fixed basis, for a centre, and each class's moments."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from fedsynth.components.released_sums import ReleaseConfig, Statistic, released_sum
+from fedsynth.components.released_sums import Statistic, release_sum
+from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.errors import ConfigError
-from fedsynth.federation import Client, Federation
+from fedsynth.federation import Client
 from fedsynth.federation.tasks import TaskError
-from fedsynth.synthesis.moments import (
-    COUNT_WEIGHT,
-    FEWEST_COUNTED,
-    IMAGE_SIDE,
-    SENSITIVITY,
-    Basis,
-    ClassModel,
-    Covariance,
-    Scaling,
-    chosen_size,
-    class_model,
-    class_sums,
-    read_sums,
-    shortened,
-    sum_length,
-)
+from fedsynth.federation.trials import FAR, Trial
+from fedsynth.synthesis.moments import SENSITIVITY, Basis, Covariance, class_sums, shortened, sum_length
 
-ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
-CENTRE_SHARE = 0.1  # of μ², for the centre
 CENTRE_COUNT = 0.5  # what a record adds to the number of records beside the centre's sum
 LARGEST = 30_000_000  # numbers of one sum
 LARGEST_SIZE = 64
 SMALLEST_CLIP, LARGEST_CLIP = 1e-3, 100.0
 FEWEST = 3  # examples of a class whose exact sum may leave
-
-LEFT_OUT = (
-    "Exact class moments left the clients, one by one: a class of which a client has fewer than {fewest} examples was "
-    "left out there, because a sum over one example is that example. method.epsilon or privacy.secure_aggregation "
-    "cover them."
-)
 
 
 class _InBasis(Statistic):
@@ -82,6 +58,10 @@ class Centre(_InBasis, name="centre"):
 
     def exact(self, client: Client) -> Tensor:
         raise TaskError("A centre is released with noise only.")
+
+    def trial(self, schema: Schema, mu: float) -> Trial:
+        adds = torch.tensor([CENTRE_COUNT, math.sqrt(1 - CENTRE_COUNT**2)], dtype=torch.float64)
+        return far_trial([Centre(size=1)], schema.classes, mu, lambda label, round_: adds)
 
 
 class ClassMoments(_InBasis, name="class_moments"):
@@ -126,6 +106,17 @@ class ClassMoments(_InBasis, name="class_moments"):
         rows = (torch.bincount(y, minlength=classes) >= fewest)[y]
         return class_sums(q[rows], y[rows], classes, self.covariance)
 
+    def trial(self, schema: Schema, mu: float) -> Trial:
+        """Around two centres, on either side of the record."""
+        middles = torch.tensor([[0.0], [2.0 * FAR * SIDE]], dtype=torch.float64)
+        rounds = [ClassMoments(size=1, covariance="shared", centre=middle, clip=1.0) for middle in middles]
+
+        def adds(label: int, round_: int) -> Tensor:
+            q = torch.tensor([[1.0 if round_ == 1 else -1.0]])
+            return class_sums(q, torch.tensor([label]), schema.classes, "shared")
+
+        return far_trial(rounds, schema.classes, mu, adds)
+
 
 def check_length(basis: Basis, classes: int, covariance: Covariance) -> None:
     """Refuse moments that would not fit into memory."""
@@ -137,116 +128,27 @@ def check_length(basis: Basis, classes: int, covariance: Covariance) -> None:
         )
 
 
-# -- at the server --------------------------------------------------------------------------------------------------
+# -- how an audit tests it --------------------------------------------------------------------------------------------
+
+SIDE, OTHERS = 4, 3  # pixels of a side of the images of a trial, and records that are in both of its data sets
 
 
-class MomentSettings(BaseModel):
-    """How class moments are released."""
+def far_trial(rounds: Sequence[Statistic], classes: int, mu: float, adds: Callable[[int, int], Tensor]) -> Trial:
+    """A very bright image comes to others that are grey; `adds` is what that adds in a round, by its label."""
+    grey, bright = np.full((OTHERS, 1, SIDE, SIDE), 0.5, np.float32), np.full((1, 1, SIDE, SIDE), FAR, np.float32)
 
-    epsilon: float | None = Field(
-        None,
-        gt=0,
-        description="ε of all that is released of the moments, per record (add or remove one), at privacy.delta; none: "
-        "exact sums leave",
+    def neighbours(label: int) -> tuple[Dataset, Dataset]:
+        labels = np.full(OTHERS + 1, label)
+        return Dataset(grey, labels[1:]), Dataset(np.concatenate([grey, bright]), labels)
+
+    def release(client: Client, label: int) -> np.ndarray:
+        return np.asarray(release_sum(client, rounds[client.round - 1], mu).fields()["total"], np.float64)
+
+    return Trial(
+        how=f"{rounds[0].about}, without and with a record far out",
+        schema=Schema((1, SIDE, SIDE), classes),
+        neighbours=neighbours,
+        release=release,
+        rounds=len(rounds),
+        towards=lambda label, round_: (adds(label, round_) / adds(label, round_).norm()).numpy()[None],
     )
-    covariance: Literal["auto", "class", "shared"] = Field(
-        "auto", description="of its own for each class, or one for all; auto: shared where there is noise"
-    )
-    size: Annotated[int, Field(ge=1, le=LARGEST_SIZE)] | Literal["auto"] = Field(
-        "auto",
-        description="images: so many by so many of the lowest DCT coefficients of each channel; auto: 16, or fewer "
-        "where there is noise",
-    )
-    clip: float = Field(
-        0.32,
-        ge=SMALLEST_CLIP,
-        le=LARGEST_CLIP,
-        description="with noise: radius around the centre to which examples are clipped, times the root of their "
-        "number of pixels (or of columns, which should be scaled to about one)",
-    )
-    fewest: int = Field(
-        FEWEST,
-        ge=FEWEST,
-        description="without noise and secure sums: a class of which a client has fewer examples is left out there",
-    )
-
-    @property
-    def first_size(self) -> int:
-        """The size of the basis before anything is known."""
-        return IMAGE_SIDE if self.size == "auto" else self.size
-
-
-class MomentRelease(ReleaseConfig):
-    """How a release beside the shared loop is protected, whatever protects updates there."""
-
-    protects: ClassVar[bool] = True
-
-
-class ReleasedMoments(BaseModel):
-    """A Gaussian for each class, what was counted of it, and the noise on that."""
-
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
-
-    model: ClassModel
-    counts: list[float]
-    noise: float
-
-
-class ReleasedCentre(BaseModel):
-    """The mean example, and the noise on the moments to come as a share of the examples of a class."""
-
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
-
-    centre: Tensor
-    doubt: float
-
-
-def release_moments(fed: Federation, settings: MomentSettings, release: ReleaseConfig) -> ReleasedMoments | None:
-    """A Gaussian for each class out of everybody's sums; None where nobody could be reached."""
-    size, centre = settings.first_size, None
-    if settings.epsilon is not None:
-        found = fed.once("centre of class moments", lambda: _centre(fed, size, release), ReleasedCentre | None)
-        if found is None:
-            return None
-        centre = found.centre
-        if settings.size == "auto":
-            size = chosen_size(found.doubt)
-            centre = Basis(fed.schema.shape, IMAGE_SIDE).lowest(centre, size)
-    elif release.sums() is None:
-        fed.note(LEFT_OUT.format(fewest=settings.fewest))
-    covariance = settings.covariance
-    if covariance == "auto":
-        covariance = "class" if settings.epsilon is None else "shared"
-    statistic = ClassMoments(
-        size=size,
-        covariance=covariance,
-        centre=centre,
-        clip=None if settings.epsilon is None else settings.clip,
-        fewest=settings.fewest,
-    )
-    released: ReleasedMoments | None = fed.once(
-        "class moments", lambda: _moments(fed, statistic, release), ReleasedMoments | None
-    )
-    return released
-
-
-def _centre(fed: Federation, size: int, release: ReleaseConfig) -> ReleasedCentre | None:
-    found = released_sum(fed, Centre(size=size), release.mu(CENTRE_SHARE), release.sums(), attempts=ATTEMPTS)
-    if found is None:
-        return None
-    examples = max(FEWEST_COUNTED, float(found.total[0]) / CENTRE_COUNT)
-    scale = Basis(fed.schema.shape, size).reach / math.sqrt(1 - CENTRE_COUNT**2) / examples
-    std = found.std * SENSITIVITY * math.sqrt(CENTRE_SHARE / (1 - CENTRE_SHARE))
-    return ReleasedCentre(centre=found.total[1:] * scale, doubt=std * fed.schema.classes / examples)
-
-
-def _moments(fed: Federation, statistic: ClassMoments, release: ReleaseConfig) -> ReleasedMoments | None:
-    basis, classes = Basis(fed.schema.shape, statistic.size), fed.schema.classes
-    check_length(basis, classes, statistic.covariance)
-    found = released_sum(fed, statistic, release.mu(1 - CENTRE_SHARE), release.sums(), attempts=ATTEMPTS)
-    if found is None:
-        return None
-    scaling = Scaling(statistic.size, statistic.scale(basis), statistic.centre)
-    model = class_model(found.total, basis, classes, found.std, scaling)
-    counts = read_sums(found.total, basis.dimensions, classes)[0]
-    return ReleasedMoments(model=model, counts=counts.tolist(), noise=found.std / COUNT_WEIGHT)

@@ -7,9 +7,9 @@ protects nothing; `dp_sgd_updates.py`, `clipped_updates.py`, `noisy_updates.py` 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 
 from fedsynth.components.samples import Samples
@@ -136,17 +136,11 @@ class TrainRequest(Message):
     training: LocalTraining
     objective: ObjectiveSlot = Plain()
     local_data: LocalDataSlot = OwnExamples()
-    given: SerializeAsAny[Message] | None = None
+    given: Samples | None = None
     updates: UpdatesSlot = Unprotected()
     sent: Weights = Field(default_factory=dict)
     keeps: Kept = "nothing"
     remember: bool = False
-
-    @field_validator("given", mode="before")
-    @classmethod
-    def _is_for_local_data(cls, value: Any, info: ValidationInfo) -> Message | None:
-        kind = info.data["local_data"].given_type if "local_data" in info.data else Samples
-        return value if value is None or isinstance(value, kind) else kind.model_validate(value)
 
 
 @task

@@ -135,12 +135,11 @@ class Loop:
         self.keeps = "buffers" if keeps == "nothing" and cfg.train.norm_buffers == "local" else keeps
         self.kept = kept_entries(self.net, self.keeps)
         self.privacy.check(self)
-        self.slots.post_aggregation.check(self.net, cfg)
-        self.slots.local_data.check(self.net, cfg)
+        self.slots.post_aggregation.check(self.net)
+        self.slots.local_data.check(self.net)
         if self.kept and not isinstance(self.slots.post_aggregation, NoPostAggregation):
             name = self.slots.post_aggregation.name
             raise ConfigError(f'post_aggregation = "{name}" needs whole models, but {NO_GLOBAL[self.keeps]}.')
-        self.prepared: Any = None  # what local data has asked the clients for
         self._ready = False
         self.state = LoopState(model=weights_of(self.net), parts={}, memory={}, personal="kept" if self.kept else "")
 
@@ -164,7 +163,7 @@ class Loop:
         """Before the first round, once: what update privacy and local data ask the clients for."""
         if not self._ready:
             self.privacy.prepare(self.fed, self.slots.objective)
-            self.prepared = self.slots.local_data.prepare(self.fed, self.cfg)
+            self.slots.local_data.prepare(self.fed, self.cfg)
         self._ready = True
 
     def info(self, index: int) -> RoundInfo:
@@ -181,7 +180,7 @@ class Loop:
             training=round.training,
             objective=self.slots.objective,
             local_data=local_data if active else OwnExamples(),
-            given=local_data.given(self.fed, self.prepared) if active else None,
+            given=local_data.given(self.fed) if active else None,
             updates=self.privacy.at_clients(),
             sent=self.slots.aggregator.sent(memory, model, round),
             keeps=self.keeps,

@@ -132,12 +132,8 @@ class Plain(LocalObjective, name="plain"):
 
 
 class LocalData(SlotValue, slot="local_data"):
-    """What a client trains on: its own examples, or more.
+    """What a client trains on: its own examples, or more. `private_when`: what `post_processing` hangs on."""
 
-    `given_type` is the message that the server sends along for it, `private_when` what `post_processing` hangs on.
-    """
-
-    given_type: ClassVar[type[Message]] = Samples
     private_when: ClassVar[str] = "it is for own examples"
 
     @property
@@ -145,22 +141,23 @@ class LocalData(SlotValue, slot="local_data"):
         """Whether what it adds is made from protected releases alone, however the client's own records are."""
         return False
 
-    def check(self, net: Classifier, cfg: MethodConfig) -> None:
-        """Refuse a model or settings that this cannot work with, before anything has left a client."""
+    def check(self, net: Classifier) -> None:
+        """Refuse a model that this cannot work with, before the first round."""
 
     def active(self, index: int) -> bool:
         """Whether it does anything in this round, counted from 1; in other rounds clients train as always."""
         return False
 
-    def prepare(self, fed: Federation, cfg: MethodConfig) -> Any:
-        """Before the first round: ask the clients for what it needs. What this gives is handed to `given`."""
+    def prepare(self, fed: Federation, cfg: MethodConfig) -> None:
+        """Before the first round: ask the clients for what it needs, and give them what is made of that."""
+
+    def given(self, fed: Federation) -> Samples | None:
+        """What the server sends along for it."""
         return None
 
-    def given(self, fed: Federation, prepared: Any) -> Message | None:
-        """What the server sends along for it in a round."""
-        return None
-
-    def examples(self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Any) -> tuple[Tensor, Tensor]:
+    def examples(
+        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
+    ) -> tuple[Tensor, Tensor]:
         """The examples of this round, from the client's own, the network it has received and what was sent along."""
         return x, y
 
@@ -246,8 +243,8 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
         """Whether it will ask the clients of this round about the models they have just trained."""
         return False
 
-    def check(self, net: Classifier, cfg: MethodConfig) -> None:
-        """Refuse a model or settings that this cannot work with, before anything has left a client."""
+    def check(self, net: Classifier) -> None:
+        """Refuse a model that this cannot work with, before the first round."""
 
     def active(self, index: int) -> bool:
         """Whether it does anything in this round, counted from 1."""

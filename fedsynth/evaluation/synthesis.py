@@ -87,19 +87,21 @@ def _spread(x: Tensor, beside: Tensor) -> float:
 
 def _recognised(samples: Labelled, beside: Beside) -> SynthesisCheck:
     name, (x, y), real = "recognised", samples, beside.training or beside.held_out
-    said, shares = [], []
+    said, shares, values = [], [], []
     if real is not None and len(real[1]) > 1:
         found, usual = recognised_by_nearest(x, y, *real), recognised_by_neighbours(*real)
-        of_real = f"{len(real[1])} real records, which recognise {usual:.0%} of each other"
+        of_real = f"{len(real[1]):,} real records, which recognise {usual:.0%} of each other"
         said.append(f"{found:.0%} by the nearest of {of_real}")
         shares.append(found / max(usual, 1e-9))
+        values.append(found)
     if beside.model is not None:
         own = evaluate(beside.model, x, y, len(beside.names)).accuracy
         said.append(f"{own:.0%} by the run's own final model, which may have trained on them")
         shares.append(own)
+        values.append(own)
     if not shares:
         return _check(name, None, "unknown", "not known: there is no global model and no real record here")
-    return _check(name, shares[0], _graded(shares[0], STRANGE, DOUBTFUL), "; ".join(said))
+    return _check(name, values[0], _graded(shares[0], STRANGE, DOUBTFUL), "; ".join(said))
 
 
 def recognised_by_nearest(x: Tensor, y: Tensor, real_x: Tensor, real_y: Tensor) -> float:

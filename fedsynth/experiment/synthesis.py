@@ -13,13 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedsynth.components.additions import AT_SERVER, MOST_NUMBERS, NOTE, RECORD, SYNTHETIC
+from fedsynth.components.additions import MOST_NUMBERS, NOTE
 from fedsynth.data.dataset import Dataset
 from fedsynth.data.federated import FederatedData, RunData
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import SynthesisCheck
 from fedsynth.evaluation.synthesis import Beside, check_synthesis
 from fedsynth.federation import Federation
+from fedsynth.federation.records import ADDED, ADDED_AT_SERVER, SYNTHETIC
 from fedsynth.federation.store import StateStore, write_atomically
 from fedsynth.learning.models import Classifier
 from fedsynth.seeding import generator
@@ -33,13 +34,13 @@ def record_exactly(fed: Federation, store: StateStore) -> None:
     if len(fed.clients) * fed.schema.classes > MOST_NUMBERS:
         return
     noted = {c: store.read(c, version).get(NOTE) for c, version in fed.versions.items() if c in fed.clients}
-    known = fed.participation.records.get(RECORD)
+    known = fed.participation.records.get(ADDED)
     if known is None and not any(noted.values()):
         return
     none = [0] * fed.schema.classes
     exact = {"basis": "exact", "clients": fed.clients, "added": [noted.get(c) or none for c in fed.clients]}
     kept = {key: value for key, value in (known or {}).items() if key not in ("held", "noise", "round")}
-    fed.record(RECORD, {"kind": "additions", "what": SYNTHETIC} | kept | exact)
+    fed.record(ADDED, {"kind": "additions", "what": SYNTHETIC} | kept | exact)
 
 
 def keep_class_means(folder: Path, data: RunData) -> None:
@@ -57,8 +58,8 @@ def checks_of(
     folder: Path, data: RunData, records: Mapping[str, Mapping[str, Any]], model: Classifier | None
 ) -> list[SynthesisCheck]:
     """Whether the synthesis worked, by what was added and by the samples that the method has shown."""
-    recorded = [records[name] for name in (RECORD, AT_SERVER) if name in records]
-    if recorded and all(record["what"] != SYNTHETIC for record in recorded):
+    recorded = [records[name] for name in (ADDED, ADDED_AT_SERVER) if name in records]
+    if recorded and all(not record["what"].startswith(SYNTHETIC) for record in recorded):
         return []  # copies, real samples or, as a control, noise
     if recorded and all(record["basis"] == "exact" and not np.sum(record["added"]) for record in recorded):
         return [SynthesisCheck(check="samples added", mark="failed", words="none at all, to nobody", value=0.0)]

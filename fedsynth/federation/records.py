@@ -16,6 +16,9 @@ from fedsynth.errors import FedsynthError
 LARGEST = 1_000_000  # characters of one record: it goes into every checkpoint
 
 
+_Count = Annotated[int, Field(ge=0)]
+
+
 class _Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     about: str = ""  # a sentence that says what it is
     round: int = 0
@@ -61,6 +64,11 @@ class Listing(_Record):
         return self
 
 
+SYNTHETIC = "synthetic samples"
+ADDED, ADDED_AT_SERVER = "what was added", "what the server trains on"
+"""The names of the records of additions: to the clients' data, and to that of a server which trains itself."""
+
+
 class Additions(_Record):
     """What was added to the data of each client, by class, a row per client (see `components/additions.py`).
 
@@ -72,9 +80,9 @@ class Additions(_Record):
     what: str
     basis: Literal["exact", "planned", "unknown"]
     clients: list[str] = []
-    added: list[list[int]] = []
-    held: list[list[int]] = []
-    noise: float = 0.0
+    added: list[list[_Count]] = []
+    held: list[list[_Count]] = []
+    noise: float = Field(0.0, ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Additions:

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls
-from fedsynth.components.additions import INSTEAD, SYNTHETIC, count_labels, record_at_server
+from fedsynth.components.additions import INSTEAD, count_labels, record_at_server
 from fedsynth.components.local_training import TRAINED
 from fedsynth.components.schedule import NEVER, Scheduled
 from fedsynth.components.secure_aggregation import SecureRound, masked, secure_mean, secured
@@ -31,6 +31,7 @@ from fedsynth.components.server_work import TuningSettings, classify_images, inv
 from fedsynth.components.settings import PublishedForm
 from fedsynth.components.slots import AggregationContext, PostAggregation
 from fedsynth.federation import Client, Reply, leaves, method, task
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
 from fedsynth.synthesis.inversion import Inversion, choose_by_consensus, consensus, invert

@@ -23,22 +23,15 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
-from fedsynth.components.additions import (
-    INSTEAD,
-    SYNTHETIC,
-    count_labels,
-    note_additions,
-    record_additions,
-    record_at_server,
-)
+from fedsynth.components.additions import INSTEAD, count_labels, note_additions, record_additions, record_at_server
 from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
 from fedsynth.components.schedule import NEVER, Scheduled
 from fedsynth.components.server_work import TuningSettings, classify_images, invert_model, tune_at_server
-from fedsynth.components.settings import MethodConfig
 from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
 from fedsynth.federation import Client, Federation, Outcome, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.training import measure_batch_norm
 from fedsynth.learning.weights import Weights
@@ -77,7 +70,7 @@ class ZeroShotSettings(BaseModel):
         """The settings as the inversion wants them: images are not kept in any range, as published."""
         return Inversion(steps=self.steps, lr=self.image_lr, low=None, high=None, statistics=self.statistics)
 
-    def check(self, net: Classifier, cfg: MethodConfig) -> None:
+    def check(self, net: Classifier) -> None:
         """Without stored statistics there is nothing to go by."""
         require_batch_norm(net)
 
@@ -95,7 +88,7 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
 
     unprotected: ClassVar[str] = UNPROTECTED
 
-    def given(self, fed: Federation, prepared: None) -> Samples | None:
+    def given(self, fed: Federation) -> Samples | None:
         fed.note(NOTHING_MORE)
         record_additions(fed, INSTEAD.get(self.images, SYNTHETIC), planned=self.planned(fed))
         return draw_from_all(fed) if self.images == "real" else None

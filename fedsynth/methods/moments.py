@@ -2,7 +2,7 @@
 
 No paper: ours. FedDPMS's idea (share noisy means of classes) in a space where it works without training: the lowest DCT
 coefficients of images, or the columns of tables. Every client releases number, sum and second moment of its classes
-once, exactly, with noise of its own, or in a secure sum that has the noise once (`components/class_moments.py`). The
+once, exactly, with noise of its own, or in a secure sum that has the noise once (`components/moment_release.py`). The
 server sends everybody the Gaussians that follow. In every round a client draws what it lacks of each class to a share
 of its largest, anew each time, and trains on its own examples and these.
 
@@ -21,16 +21,17 @@ from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
 from fedsynth.components.additions import INSTEAD, SYNTHETIC, note_additions, record_additions
-from fedsynth.components.class_moments import MomentRelease, MomentSettings, ReleasedMoments, release_moments
+from fedsynth.components.moment_release import ATTEMPTS, MomentRelease, MomentSettings, ReleasedMoments, release_moments
 from fedsynth.components.samples import Samples
 from fedsynth.components.settings import MethodConfig
 from fedsynth.components.slots import LocalData
-from fedsynth.federation import Client, Federation, Message, method
+from fedsynth.federation import Client, Done, Federation, method, task
 from fedsynth.federation.tasks import TaskError
 from fedsynth.learning.models import Classifier
 from fedsynth.synthesis.class_balance import shortage_to_share
 from fedsynth.synthesis.moments import Basis, ClassModel, draw
 
+KEPT = "class moments"  # in the private state
 NOBODY = "Nobody could be reached to release class moments: clients train on their own examples alone."
 PICTURED = 50  # draws of each class that are shown; pictures have the first ten, `quality` evaluates all
 
@@ -41,18 +42,26 @@ CONTROLS: Controls = {
 }
 
 
-class ClassModels(Message):
-    """What a client is sent to draw from; real examples where these are the control."""
+@task
+def keep_moments(client: Client, model: ClassModel, real: Samples | None) -> Done:
+    """Keep what to draw from for the rounds to come; real examples where these are the control."""
+    check_model(model, Basis(client.schema.shape, model.size), client.schema.classes)
+    client.state.keep_public(KEPT, {"model": model.model_dump(), "real": real and real.model_dump()})
+    return client.release(Done())
 
-    model: ClassModel
-    real: Samples | None = None
+
+def check_model(model: ClassModel, basis: Basis, classes: int) -> None:
+    """Refuse a model that is not one of this data."""
+    fits = model.means.shape == (classes, basis.dimensions) and model.known.shape == (classes,)
+    factors = model.factors.shape
+    if not fits or len(factors) != 3 or factors[0] not in (1, classes) or factors[1] != basis.dimensions:
+        raise TaskError("The class moments that came do not fit the shape of this client's examples.")
 
 
 @method("moments", controls=CONTROLS, fedavg_when={"share": 0.0}, search={"share": (0.1, 1.0)})
 class Moments(MomentSettings, LocalData, name="moments"):
     """Clients draw what they lack from a Gaussian of each class, made of sums that are released once."""
 
-    given_type: ClassVar[type[Message]] = ClassModels
     private_when: ClassVar[str] = (
         "it needs epsilon, and per_class in place of share: what a client lacks follows from its records"
     )
@@ -74,17 +83,23 @@ class Moments(MomentSettings, LocalData, name="moments"):
     def active(self, index: int) -> bool:
         return self.synthetic != "none" and (self.share > 0 or self.per_class is not None)
 
-    def prepare(self, fed: Federation, cfg: MethodConfig) -> ClassModels | None:
+    def prepare(self, fed: Federation, cfg: MethodConfig) -> None:
         if not self.active(1):
-            return None
+            return
         released = release_moments(fed, self, MomentRelease(privacy=cfg.privacy, epsilon=self.epsilon))
         if released is None:
             fed.note(NOBODY)
-            return None
+            return
         show(fed, released)
         self.record(fed, released.model)
+        missed = fed.once("send class moments", lambda: self.send(fed, released.model))
+        if missed:
+            fed.note(f"Could not be reached to be sent the class moments: {', '.join(missed)}.")
+
+    def send(self, fed: Federation, model: ClassModel) -> list[str]:
+        """Give everybody what to draw from; the clients that could not be reached."""
         real = draw_from_all(fed) if self.synthetic == "real" else None
-        return ClassModels(model=released.model, real=real)
+        return list(fed.broadcast(keep_moments, attempts=ATTEMPTS, model=model, real=real).failures)
 
     def record(self, fed: Federation, model: ClassModel) -> None:
         """What clients add: the same of every class, or what each finds that it lacks."""
@@ -95,27 +110,23 @@ class Moments(MomentSettings, LocalData, name="moments"):
             each = model.known.numpy() * self.per_class
             record_additions(fed, what, planned=dict.fromkeys(fed.clients, each), about="Drawn anew in every round.")
 
-    def given(self, fed: Federation, prepared: ClassModels | None) -> ClassModels | None:
-        return prepared
-
     def examples(
-        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: ClassModels | None
+        self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
     ) -> tuple[Tensor, Tensor]:
-        if given is None:
+        if KEPT not in client.state:
             return x, y
-        model, shape = given.model, client.schema.shape
-        basis = Basis(shape, model.size)
-        check_model(model, basis, client.schema.classes)
+        kept = client.state[KEPT]
+        model, real = ClassModel(**kept["model"]), kept["real"]
         wanted = np.full(client.schema.classes, self.per_class or 0)
         if self.per_class is None:
             wanted = shortage_to_share(client.class_counts(), self.share)
         labels = np.repeat(np.arange(len(wanted)), np.where(model.known.numpy(), wanted, 0))
-        rng, of = client.rng("moments"), torch.from_numpy(labels)
+        basis, of = Basis(client.schema.shape, model.size), torch.from_numpy(labels)
         note_additions(client, of)
         noise = noise_like(basis, len(labels), client.rng("noise"))
-        drawn = stand_ins(self.synthetic, of, noise, given.real, client.rng("control"))
+        drawn = stand_ins(self.synthetic, of, noise, Samples(**real) if real else None, client.rng("control"))
         if drawn is None:
-            drawn = draw(model, basis, labels, rng)
+            drawn = draw(model, basis, labels, client.rng("moments"))
         return torch.cat([x, drawn.to(x)]), torch.cat([y, of.to(y)])
 
 
@@ -127,25 +138,14 @@ def noise_like(basis: Basis, count: int, rng: np.random.Generator) -> Tensor:
     )
 
 
-def check_model(model: ClassModel, basis: Basis, classes: int) -> None:
-    """Refuse a model that is not one of this data."""
-    fits = model.means.shape == (classes, basis.dimensions) and model.known.shape == (classes,)
-    factors = model.factors.shape
-    if not fits or len(factors) != 3 or factors[0] not in (1, classes) or factors[1] != basis.dimensions:
-        raise TaskError("The class moments that came do not fit the shape of this client's examples.")
-
-
 def show(fed: Federation, released: ReleasedMoments) -> None:
-    """Pictures of draws of each class, of its mean and its spread (twice the standard deviation); what was counted."""
+    """Pictures of draws of each class; what was counted of it."""
     model, names = released.model, class_names(fed)
     basis, known = Basis(fed.schema.shape, model.size), np.flatnonzero(model.known.numpy())
     if basis.images and len(known):
         labels = np.repeat(known, PICTURED)
         drawn = draw(model, basis, labels, fed.rng("picture"))
         fed.show("moments", drawn, torch.from_numpy(labels))
-        spread = torch.stack([2 * part.std(0) for part in drawn.split(PICTURED)])
-        both = torch.cat([basis.examples(model.means[known]), spread])
-        fed.show("moments-mean-and-spread", both, torch.from_numpy(np.tile(known, 2)))
     there = ["yes" if label in known else "no" for label in range(len(names))]
     rows = [[*row] for row in zip(names, [round(count, 1) for count in released.counts], there, strict=True)]
     about = f"Counts have noise of standard deviation {released.noise:.3g}." if released.noise else ""

@@ -23,12 +23,13 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
-from fedsynth.components.additions import SYNTHETIC, count_labels, record_at_server
+from fedsynth.components.additions import count_labels, record_at_server
 from fedsynth.components.loop import Loop, LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
 from fedsynth.components.server_work import Tuned, TuningSettings, classify_images
 from fedsynth.components.slots import AggregationContext, Aggregator, Memory, PostAggregation, RoundInfo
 from fedsynth.federation import Client, Federation, Outcome, method, task
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.aggregators import weighted_mean
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining

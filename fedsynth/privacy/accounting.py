@@ -6,6 +6,7 @@ too much memory (an ε in the hundreds or more) a bound takes their place: large
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import logging
@@ -62,12 +63,11 @@ def sampled_gaussian_noise(epsilon: float, delta: float, rate: float, steps: int
     def cost(noise: float, measure: Callable[[Counted, float], float] = _epsilon) -> float:
         return measure(_counted([SampledGaussianEvent(rate=rate, noise=noise, steps=steps)]), delta)
 
-    high = SMALLEST_NOISE
-    while cost(high, _bound) > epsilon:
-        high *= 1.5
-        if high > LARGEST_NOISE:
-            raise ConfigError(f"epsilon = {epsilon} needs a noise multiplier above {LARGEST_NOISE:g} at {steps} steps.")
-    low = high
+    noises = _noises()
+    first = bisect.bisect_left(noises, True, key=lambda noise: cost(noise, _bound) <= epsilon)
+    if first == len(noises):
+        raise ConfigError(f"epsilon = {epsilon} needs a noise multiplier above {LARGEST_NOISE:g} at {steps} steps.")
+    low = high = noises[first]
     while low > SMALLEST_NOISE and cost(low) <= epsilon:
         low /= 1.5
     if low <= SMALLEST_NOISE:
@@ -77,6 +77,14 @@ def sampled_gaussian_noise(epsilon: float, delta: float, rate: float, steps: int
     while cost(noise) > epsilon:
         noise *= 1 + NOISE_TOLERANCE
     return noise
+
+
+def _noises() -> list[float]:
+    """Noise multipliers among which a search begins, each half as large again as the one before."""
+    noises = [SMALLEST_NOISE]
+    while noises[-1] * 1.5 <= LARGEST_NOISE:
+        noises.append(noises[-1] * 1.5)
+    return noises
 
 
 def _counted(events: Events) -> Counted:

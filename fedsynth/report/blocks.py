@@ -22,6 +22,7 @@ class Words:
     kind: ClassVar[str] = "words"
     texts: Sequence[str]
     notice: bool = False
+    lead: bool = False  # what a section says first
 
 
 @dataclass
@@ -67,6 +68,7 @@ class Gallery:
 
     kind: ClassVar[str] = "gallery"
     figures: Sequence[Figure]
+    wide: bool = False  # pictures with texts in them
 
 
 @dataclass

@@ -76,14 +76,36 @@ def client_counts(run: RunRecord) -> dict[str, list[int]]:
     return {client: parts["train"] for client, parts in run.manifest.counts.per_client.items()}
 
 
-def samples(run: RunRecord) -> list[Block]:
-    """Synthetic images, round by round."""
+def _shown(run: RunRecord) -> dict[str, dict[int, str]]:
+    """The samples that a run has shown: the stems of their files, by name and round."""
     by_name: dict[str, dict[int, str]] = {}
     folder = run.path / "samples"
     for file in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []:
         match = re.fullmatch(r"(.+)-round-(\d+)\.(png|safetensors)", file.name)
         if match:
             by_name.setdefault(match[1], {})[int(match[2])] = file.stem
+    return by_name
+
+
+def newest_samples(run: RunRecord) -> tuple[np.ndarray, np.ndarray] | None:
+    """Images and labels of all that was shown in the last round in which something was; None without any."""
+    by_name = _shown(run)
+    last = max((round for rounds in by_name.values() for round in rounds), default=0)
+    found = []
+    for rounds in by_name.values():
+        try:
+            found += [read_arrays(run.path, f"samples/{rounds[last]}.safetensors")] if last in rounds else []
+        except (OSError, ValueError, KeyError):
+            continue  # the section of samples says so
+    shapes = {images.shape[1:] for images, _ in found}
+    if len(shapes) != 1:
+        return None
+    return np.concatenate([images for images, _ in found]), np.concatenate([labels for _, labels in found])
+
+
+def samples(run: RunRecord) -> list[Block]:
+    """Synthetic images, round by round."""
+    by_name = _shown(run)
     if not by_name:
         return [Words(["The method showed no synthetic images (it makes none, or the data are not images)."])]
     figures: list[Figure] = []
@@ -110,7 +132,7 @@ def _sample_figure(run: RunRecord, name: str, round: int, stem: str) -> tuple[Fi
     title = f"{name}, round {round}"
     names = run.manifest.classes
     try:
-        images, labels = _arrays(run.path, f"samples/{stem}.safetensors")
+        images, labels = read_arrays(run.path, f"samples/{stem}.safetensors")
         classes = names or [str(k) for k in range(int(labels.max(initial=0)) + 1)]
         png, size, counts = _mosaic(images, labels, len(classes))
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -124,7 +146,8 @@ def _sample_figure(run: RunRecord, name: str, round: int, stem: str) -> tuple[Fi
     return Figure(title, svg.picture(title, words, text, size, classes), words), len(text)
 
 
-def _arrays(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+def read_arrays(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a file in a run folder; ValueError, OSError or KeyError where it has none."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from fedsynth import __version__
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import ComparisonPlan, TuningResult
 from fedsynth.federation.store import write_atomically
-from fedsynth.report import course, holdings, outcome, side_by_side
-from fedsynth.report.blocks import Section, section
+from fedsynth.report import course, holdings, outcome, side_by_side, strip_blocks
+from fedsynth.report.blocks import Block, Section, section
 from fedsynth.report.reading import RunRecord, read_inside, read_run, say_fault
+
+STRIP = "strip"  # the section that opens a page
 
 STYLES = {"finished": "good", "running": "warn", "failed": "bad", "interrupted": "warn"}
 
@@ -32,11 +34,15 @@ class Page:
     stamps: list[dict[str, str]] = field(default_factory=list)
     home: str = ""
     refresh: int = 0
+    strip: bytes = b""  # its opening pictures as one SVG, where there are some
 
     def html(self) -> str:
         """The page as one string."""
         page = _environment().get_template("page.html.j2")
-        return page.render(**vars(self), footer=f"Made by fedsynth {__version__}.")
+        return page.render(
+            **{key: value for key, value in vars(self).items() if key != "strip"},
+            footer=f"Made by fedsynth {__version__}.",
+        )
 
 
 @functools.cache
@@ -67,10 +73,11 @@ def run_page(run: RunRecord) -> Page:
         ("reproduce", "How to reproduce it", course.reproduce),
     ]
     sections = [section(id, title, run.problems, lambda make=make: make(run)) for id, title, make in parts]  # type: ignore[misc]
+    opening, strip = _opening(run.problems, lambda: strip_blocks.run_strip(run))
     stamps = [{"text": run.state, "style": STYLES[run.state]}, {"text": "single run", "style": "warn"}]
     count = run.manifest.clients or "an unknown number of"
     about = f"{run.method} on {run.data}, seed {run.seed}, {count} clients."
-    return Page(f"{run.name}", "report of a run", about, sections, run.problems, stamps)
+    return Page(f"{run.name}", "report of a run", about, [*opening, *sections], run.problems, stamps, strip=strip)
 
 
 def comparison_page(
@@ -97,10 +104,25 @@ def comparison_page(
         ("reproduce", "How to reproduce it", lambda: side_by_side.reproduce(groups, links or {})),
     ]
     sections = [section(id, name, found, build) for id, name, build in parts]
+    opening, strip = _opening(found, lambda: strip_blocks.comparison_strip(groups))
     single = any(len(group.runs) == 1 for group in groups)
     stamps = [{"text": "single runs", "style": "warn"}] if single else []
     about = f"{len(groups)} methods or settings, {len(runs)} runs."
-    return Page(title, "comparison", about, sections, found, stamps)
+    return Page(title, "comparison", about, [*opening, *sections], found, stamps, strip=strip)
+
+
+def _opening(problems: list[str], build: Callable[[], strip_blocks.Opening]) -> tuple[list[Section], bytes]:
+    """The section that opens a page about added data, and its pictures as a file; nothing where none was added."""
+    file = b""
+
+    def blocks() -> list[Block]:
+        nonlocal file
+        made = build()
+        file = made.file
+        return made.blocks
+
+    opening = section(STRIP, strip_blocks.TITLE, problems, blocks)
+    return [opening] if opening.blocks else [], file
 
 
 def comparison_of(folder: Path, links: dict[str, str] | None = None) -> Page:
@@ -152,11 +174,13 @@ def make_page(paths: Sequence[Path]) -> Page:
 
 
 def write_report(paths: Sequence[Path], output: Path | None = None) -> tuple[Path, Page]:
-    """Write the report of runs; beside a single run unless told otherwise."""
+    """Write the report of runs; beside a single run, with its strip as a picture, unless told otherwise."""
     page = make_page(paths)
     file = output or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
     try:
         write_atomically(file, page.html().encode())
+        if page.strip and output is None:
+            write_atomically(file.with_name("strip.svg"), page.strip)
     except OSError as error:
         raise ConfigError(f'The report cannot be written to "{file}": {error.strerror}.') from None
     return file, page

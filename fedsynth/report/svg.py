@@ -35,11 +35,16 @@ class Series:
         return f"s{self.colour % COLOURS} {dash}"
 
 
+def new_id() -> int:
+    """A number that no other part of a page has."""
+    return next(_IDS)
+
+
 def frame(title: str, about: str, width: float, height: float, content: str) -> Markup:
     """An SVG with a title and a description that a screen reader says."""
-    number = next(_IDS)
+    number = new_id()
     return Markup(
-        f'<svg viewBox="0 0 {_n(width)} {_n(height)}" role="img" aria-labelledby="t{number} a{number}">'
+        f'<svg viewBox="0 0 {rounded(width)} {rounded(height)}" role="img" aria-labelledby="t{number} a{number}">'
         f'<title id="t{number}">{escape(title)}</title><desc id="a{number}">{escape(about)}</desc>{content}</svg>'
     )
 
@@ -63,22 +68,22 @@ def curves(
         return top + (1 - (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])) * (height - top - bottom)
 
     parts = [
-        _line(left, py(y), WIDTH - right, py(y), "rule") + _text(left - 5, py(y) + 4, _n(y), "end") for y in y_ticks
+        draw_rule(left, py(y), WIDTH - right, py(y), "rule") + write_text(left - 5, py(y) + 4, rounded(y), "end")
+        for y in y_ticks
     ]
     parts += [
-        _text(px(x), height - bottom + 15, _n(x), "end" if px(x) > WIDTH - 16 else "middle")
+        write_text(px(x), height - bottom + 15, rounded(x), "end" if px(x) > WIDTH - 16 else "middle")
         for x in x_ticks
         if x_low <= x <= x_high
     ]
-    parts.append(_text((left + WIDTH - right) / 2, height - 3, x_label, "middle", "axis"))
-    parts.append(_text(0, 11, y_label, "start", "axis"))
+    parts.append(write_text((left + WIDTH - right) / 2, height - 3, x_label, "middle", "axis"))
+    parts.append(write_text(0, 11, y_label, "start", "axis"))
     for line, points in zip(series, lines, strict=True):
         if len(points) == 1:
-            parts.append(
-                f'<circle class="dot {line.classes}" cx="{_n(px(points[0][0]))}" cy="{_n(py(points[0][1]))}" r="3"/>'
-            )
+            x, y = rounded(px(points[0][0])), rounded(py(points[0][1]))
+            parts.append(f'<circle class="dot {line.classes}" cx="{x}" cy="{y}" r="3"/>')
         elif points:
-            path = "L".join(f"{_n(px(x))} {_n(py(y))}" for x, y in points)
+            path = "L".join(f"{rounded(px(x))} {rounded(py(y))}" for x, y in points)
             parts.append(f'<path class="line {line.classes}" d="M{path}"/>')
     return frame(title, about, WIDTH, height + 2, "".join(parts))
 
@@ -92,16 +97,18 @@ def bars(
     parts = []
     for index, (label, value) in enumerate(rows):
         y = index * step
-        parts.append(_text(left - 6, y + 13, short(label), "end"))
-        parts.append(_line(left, y + 16, left + 100 * scale, y + 16, "rule"))
+        parts.append(write_text(left - 6, y + 13, short(label), "end"))
+        parts.append(draw_rule(left, y + 16, left + 100 * scale, y + 16, "rule"))
         if value is None or not math.isfinite(value):
-            parts.append(_text(left + 4, y + 13, "none", "start", "faint"))
+            parts.append(write_text(left + 4, y + 13, "none", "start", "faint"))
             continue
-        parts.append(f'<rect class="bar" x="{left}" y="{y + 3}" width="{_n(max(0.5, value * scale))}" height="11"/>')
-        parts.append(_text(WIDTH, y + 13, f"{value:.1f}", "end"))
+        parts.append(
+            f'<rect class="bar" x="{left}" y="{y + 3}" width="{rounded(max(0.5, value * scale))}" height="11"/>'
+        )
+        parts.append(write_text(WIDTH, y + 13, f"{value:.1f}", "end"))
         mark = marks[index] if index < len(marks) else None
         if mark is not None and math.isfinite(mark):
-            x = _n(left + mark * scale)
+            x = rounded(left + mark * scale)
             parts.append(f'<path class="mark" d="M{x} {y + 3}l5 5.5l-5 5.5l-5-5.5z"/>')
     return frame(title, about, WIDTH, max(step * len(rows), 1), "".join(parts))
 
@@ -116,13 +123,13 @@ def whiskers(title: str, about: str, rows: Sequence[tuple[str, float, float, flo
     def px(value: float) -> float:
         return left + (value - ends[0]) * scale
 
-    parts = [_line(px(x), 0, px(x), bottom, "zero" if x == 0 else "rule") for x in ends]
-    parts += [_text(px(x), bottom + 14, f"{x:+g}" if x else "0", "middle") for x in ends]
+    parts = [draw_rule(px(x), 0, px(x), bottom, "zero" if x == 0 else "rule") for x in ends]
+    parts += [write_text(px(x), bottom + 14, f"{x:+g}" if x else "0", "middle") for x in ends]
     for index, (label, low, mean, high) in enumerate(rows):
         y = index * step + step / 2
-        parts.append(_text(left - 8, y + 4, short(label, 20), "end"))
-        parts.append(_line(px(low), y, px(high), y, "whisker"))
-        parts.append(f'<circle class="mean" cx="{_n(px(mean))}" cy="{_n(y)}" r="4"/>')
+        parts.append(write_text(left - 8, y + 4, short(label, 20), "end"))
+        parts.append(draw_rule(px(low), y, px(high), y, "whisker"))
+        parts.append(f'<circle class="mean" cx="{rounded(px(mean))}" cy="{rounded(y)}" r="4"/>')
     return frame(title, about, WIDTH, bottom + 20, "".join(parts))
 
 
@@ -153,23 +160,29 @@ def grid(
     parts = []
     for kind in kinds:
         tall = high * kind.tall if high >= 8 else high  # in tiny cells only colour can be seen
-        shape = f"h{_n(wide - gap)}v{_n(tall - gap)}h-{_n(wide - gap)}z"
-        path = "".join(f"M{_n(left + c * wide)} {_n(top + r * high + high - tall)}{shape}" for r, c in kind.cells)
+        shape = f"h{rounded(wide - gap)}v{rounded(tall - gap)}h-{rounded(wide - gap)}z"
+        path = "".join(
+            f"M{rounded(left + c * wide)} {rounded(top + r * high + high - tall)}{shape}" for r, c in kind.cells
+        )
         parts.append(f'<path class="{kind.style}" d="{path}"/>' if path else "")
     for row, column in marks:
         x, y = left + (column + 0.5) * wide, top + (row + 0.5) * high
-        parts.append(f'<circle class="ring" cx="{_n(x)}" cy="{_n(y)}" r="{_n(max(1.5, min(wide, high) / 4))}"/>')
+        parts.append(
+            f'<circle class="ring" cx="{rounded(x)}" cy="{rounded(y)}" r="{rounded(max(1.5, min(wide, high) / 4))}"/>'
+        )
     every = max(1, math.ceil(13 / high))
-    parts += [_text(left - 5, top + (r + 0.5) * high + 4, short(rows[r]), "end") for r in range(0, len(rows), every)]
+    parts += [
+        write_text(left - 5, top + (r + 0.5) * high + 4, short(rows[r]), "end") for r in range(0, len(rows), every)
+    ]
     bottom = top + len(rows) * high
     longest = max((len(short(name, 8)) for name in columns), default=1)
     every = max(1, math.ceil((longest * 7.2 + 4) / wide))
     parts += [
-        _text(left + (c + 0.5) * wide, bottom + 13, short(columns[c], 8), "middle")
+        write_text(left + (c + 0.5) * wide, bottom + 13, short(columns[c], 8), "middle")
         for c in range(0, len(columns), every)
         if c == 0 or left + (c + 0.5) * wide + longest * 3.6 <= WIDTH
     ]
-    parts.append(_text(left, bottom + 29, x_label, "start", "axis"))
+    parts.append(write_text(left, bottom + 29, x_label, "start", "axis"))
     return frame(title, about, WIDTH, bottom + 34, "".join(parts))
 
 
@@ -192,10 +205,10 @@ def picture(title: str, about: str, png: str, size: tuple[int, int], rows: Seque
     step = height / max(1, len(rows))
     every = max(1, math.ceil(12 / step))
     parts = [
-        f'<image href="data:image/png;base64,{png}" x="{left}" y="0" width="{width}" height="{_n(height)}" '
+        f'<image href="data:image/png;base64,{png}" x="{left}" y="0" width="{width}" height="{rounded(height)}" '
         'preserveAspectRatio="none" class="pixels"/>'
     ]
-    parts += [_text(left - 5, (r + 0.5) * step + 4, short(rows[r], 9), "end") for r in range(0, len(rows), every)]
+    parts += [write_text(left - 5, (r + 0.5) * step + 4, short(rows[r], 9), "end") for r in range(0, len(rows), every)]
     return frame(title, about, 260, height, "".join(parts))
 
 
@@ -221,14 +234,17 @@ def _label_width(labels: Sequence[str], most: int = 106) -> int:
     return min(most, 10 + round(7.8 * longest))
 
 
-def _text(x: float, y: float, text: str, anchor: str, style: str = "") -> str:
+def write_text(x: float, y: float, text: str, anchor: str, style: str = "") -> str:
+    """A text of an SVG."""
     of = f' class="{style}"' if style else ""
-    return f'<text x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}"{of}>{escape(text)}</text>'
+    return f'<text x="{rounded(x)}" y="{rounded(y)}" text-anchor="{anchor}"{of}>{escape(text)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<line class="{style}" x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"/>'
+def draw_rule(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    """A straight line of an SVG."""
+    return f'<line class="{style}" x1="{rounded(x1)}" y1="{rounded(y1)}" x2="{rounded(x2)}" y2="{rounded(y2)}"/>'
 
 
-def _n(number: float) -> str:
+def rounded(number: float) -> str:
+    """A number with at most one digit behind the point."""
     return f"{number:.1f}".removesuffix(".0")

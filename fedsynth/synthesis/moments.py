@@ -22,7 +22,7 @@ COUNT_WEIGHT = 0.3  # β: what a record adds to the released count, beside a vec
 SENSITIVITY = math.sqrt(2)  # see `class_sums`
 FEWEST_COUNTED = 20.0  # a noisy count is not taken to be smaller than this
 SURE = 1.0  # a class is there when its noisy count is above so many standard deviations of its noise
-RANK = 64  # directions of a covariance that are kept, at most
+RANK = 32  # directions of a covariance that are kept, at most
 IMAGE_SIDE = 16  # coefficients by row and column without noise
 
 

@@ -166,12 +166,12 @@ def test_latents_that_are_dealt_by_position_are_refuted(monkeypatch: pytest.Monk
         return torch.from_numpy(z), torch.from_numpy(dealt.random((count, 1, 1, 1)).astype(np.float32))
 
     monkeypatch.setattr(gan_private._Records, "drawn", public)
-    assert evaluated("gan visit, others").refuted
+    assert evaluated("gan visit, others", 160).refuted
 
 
 def test_batches_that_are_no_sample_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dpsgd, "poisson_batch", lambda n, rate, rng: np.arange(n))
-    assert evaluated("dp-sgd, sampled", 1000).refuted
+    assert evaluated("dp-sgd, sampled", 500).refuted
 
 
 def test_a_mechanism_that_is_not_finite_where_a_record_is_is_refuted() -> None:

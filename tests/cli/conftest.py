@@ -83,16 +83,23 @@ class Commands:
         self.process.stdin.flush()
         return self.process.stdout.readline()
 
-    def start(self, *args: object, cwd: Path, env: dict[str, str] | None = None) -> Running:
-        """Start a command and go on."""
+    def start(self, *args: object, cwd: Path, env: dict[str, str] | None = None, pictures: bool = False) -> Running:
+        """Start a command and go on; `pictures`: whether its pictures are rendered."""
         number = next(self.numbers)
         out, err = self.scratch / f"out-{number}", self.scratch / f"err-{number}"
-        order = {"args": list(map(str, args)), "cwd": str(cwd), "env": env or {}, "out": str(out), "err": str(err)}
+        order = {
+            "args": list(map(str, args)),
+            "cwd": str(cwd),
+            "env": env or {},
+            "out": str(out),
+            "err": str(err),
+            "pictures": pictures,
+        }
         return Running(self, int(self.order(order)), out, err)
 
-    def __call__(self, *args: object, cwd: Path, env: dict[str, str] | None = None) -> Done:
+    def __call__(self, *args: object, **where: Any) -> Done:
         """Run a command to its end."""
-        return self.start(*args, cwd=cwd, env=env).wait()
+        return self.start(*args, **where).wait()
 
     def close(self) -> None:
         assert self.process.stdin is not None

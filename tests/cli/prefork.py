@@ -6,11 +6,13 @@ One process imports everything, then forks a child per command line it reads fro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 
 import matplotlib.pyplot  # noqa: F401
 import sklearn.datasets  # noqa: F401
@@ -27,10 +29,13 @@ import fedsynth.studies.verify  # noqa: F401 - the imports to be paid for once
 from fedsynth import cli
 from fedsynth.cli import app  # noqa: F401
 
+sys.path.append(str(Path(__file__).parents[1]))
+from unrendered import unrendered
+
 
 def become(order: dict) -> None:
-    """Be the command: its folder, its arguments, its output; and Ctrl-C as in a terminal, whoever started pytest."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts pytest with & has it ignored
+    """Be the command: its folder, its arguments, its output, and Ctrl-C as in a terminal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started pytest with &
     os.chdir(order["cwd"])
     os.environ.update(order["env"])
     for number, path in ((1, order["out"]), (2, order["err"])):
@@ -39,7 +44,8 @@ def become(order: dict) -> None:
     sys.argv = ["fedsynth", *order["args"]]
     code = 1
     try:
-        cli.main()
+        with contextlib.nullcontext() if order["pictures"] else unrendered():
+            cli.main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -77,7 +77,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_calibrated_mechanism_of_a_run_is_not_refuted(shared: Path) -> None:
-    done = audit(shared, "--runs", 300, "--json")
+    done = audit(shared, "--runs", 160, "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1])
     row = next(row for row in found["rows"] if row["release"] == "feddpms.clients.share_statistics.statistics")
@@ -90,7 +90,7 @@ def test_the_calibrated_mechanism_of_a_run_is_not_refuted(shared: Path) -> None:
 def test_a_broken_mechanism_is_refuted_with_exit_code_1(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Calibration.noise.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(Calibration, "noise", property(lambda self: honest(self) / 2))
-    done = audit(shared, "--runs", 600)
+    done = audit(shared, "--runs", 320)
     assert done.exit_code == 1, done.output
     assert "REFUTED" in done.stdout
     assert "never prove one" in done.stdout

@@ -45,7 +45,7 @@ WORDS = (
 def shown(fedsynth, tiny, tmp_path_factory) -> Path:
     cwd = tmp_path_factory.mktemp("shown")
     (cwd / "mine.py").write_text(PLUGIN)
-    done = fedsynth("run", *tiny, *WORDS, cwd=cwd)
+    done = fedsynth("run", *tiny, *WORDS, cwd=cwd, pictures=True)
     assert done.code == 0, done.err
     assert "simulated time  0.1 minutes" in done.out
     return cwd / "runs" / "r"

@@ -56,7 +56,7 @@ def rounds_done(folder: Path) -> int:
 def whole(fedsynth, tiny, tmp_path_factory) -> Path:
     """The folder of a run that nobody interrupts."""
     cwd = tmp_path_factory.mktemp("whole")
-    done = fedsynth("run", "--json", *tiny, *LONG, cwd=cwd)
+    done = fedsynth("run", "--json", *tiny, *LONG, cwd=cwd, pictures=True)
     assert done.code == 0, done.err
     return cwd / "runs" / "run"
 
@@ -110,6 +110,7 @@ def test_a_run_leaves_its_record(whole):
     expected = "config.json versions.json manifest.json metrics.jsonl metrics.csv summary.json clients.csv"
     assert names >= {*expected.split(), "model.safetensors", "model-best.safetensors", "participation.json"}
     assert names >= {"ledger.csv", "tensorboard", "checkpoints", "split.png", "curves.png"}
+    assert min(path.stat().st_size for path in whole.glob("*.png")) > 5000
     assert not list(whole.rglob("*.tmp"))
     assert len((whole / "metrics.jsonl").read_text().splitlines()) == 12
     with safe_open(whole / "model.safetensors", "pt") as file:

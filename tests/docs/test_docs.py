@@ -28,6 +28,7 @@ from fedsynth.federation.methods import all_methods
 from fedsynth.federation.tasks import TASKS
 from fedsynth.network.policy import SitePolicy
 from fedsynth.privacy import GaussianEvent, Guarantee
+from fedsynth.studies.rows import plan_rows
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -200,6 +201,7 @@ def test_experiment_files_shown_are_valid(page: Path, monkeypatch: pytest.Monkey
     for block in fenced(page, "toml"):
         assert len(block.strip().splitlines()) <= 20
         make_experiment(tomllib.loads(block))
+        plan_rows(None, tomllib.loads(block).get("rows"), references=False, controls=False)
 
 
 def test_the_demo_file_is_valid_and_short() -> None:

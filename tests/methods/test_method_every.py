@@ -30,6 +30,7 @@ LEAVES: dict[str, dict[str, set[str]]] = {
     "astraea": UPDATE | {"count_classes": {"counts"}, "balance_classes": set()},
     "data_sharing": UPDATE | {"count_classes": {"counts"}, "contribute": {"images", "labels"}, "keep_shared": set()},
     "static_augmentation": UPDATE | {"augment_minorities": set()},
+    "moments": UPDATE | {"release_sum": {"total"}, "keep_moments": set()},
 }
 """What leaves the clients, by task; FedAvg's update where nothing is said."""
 
@@ -51,7 +52,18 @@ BASELINES = [
         "fedopt",
         "fedprox",
     ),
-    *("finetune", "krum", "local", "logit_adjustment", "median", "moon", "qffl", "scaffold", "static_augmentation"),
+    *(
+        "finetune",
+        "krum",
+        "local",
+        "logit_adjustment",
+        "median",
+        "moments",
+        "moon",
+        "qffl",
+        "scaffold",
+        "static_augmentation",
+    ),
     "trimmed_mean",
 ]
 SENDS_IMAGES = ["fedmix", "data_sharing"]

@@ -35,6 +35,7 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "AggEnhance after the last round": ("agg_enhance", {"start_round": 4}),
     "static augmentation without copies": ("static_augmentation", {"copies": 0}),
     "data sharing of nothing": ("data_sharing", {"share": 0}),
+    "moments that nothing is drawn from": ("moments", {"share": 0}),
 }
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
@@ -101,6 +102,7 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDA": ("fed_zda", {"steps": 2, "per_class": 1, "start_round": 2}),
     "static augmentation": ("static_augmentation", {}),
     "data sharing": ("data_sharing", {}),
+    "moments": ("moments", {}),
     "Astraea": ("astraea", {}),
 }
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import SMALL, Clients, Finished, same_bits
+from federations import SMALL, Clients, Finished, same_bits, some_clients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsynth.components.class_moments import Centre, ClassMoments
-from fedsynth.components.local_training import TrainRequest
 from fedsynth.components.released_sums import release_sum
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.data.federated import FederatedData
@@ -23,10 +22,9 @@ from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.federation import Client, Federation
 from fedsynth.federation.client import PrivateState
 from fedsynth.federation.store import StateStore
-from fedsynth.federation.tasks import find_task
-from fedsynth.methods.moments import Moments
+from fedsynth.methods.moments import Moments, keep_moments
 from fedsynth.privacy import PrivacyConfig, gaussian_epsilon
-from fedsynth.synthesis.moments import Basis, class_sums, read_sums
+from fedsynth.synthesis.moments import Basis, ClassModel, class_sums, read_sums
 
 RunMethod = Callable[..., Finished]
 CLASSES = 3
@@ -107,7 +105,8 @@ def test_moments_that_would_fill_the_memory_are_refused() -> None:
 
 
 def gaussians(finished: Finished) -> dict[str, Any]:
-    return finished.rounds()[0].fields["request"]["given"]["model"]
+    [ask] = [ask for ask in finished.asks if ask.name == "keep_moments"]
+    return ask.fields["model"]
 
 
 def test_without_noise_the_sums_are_those_of_pooled_data(run_method: RunMethod) -> None:
@@ -125,39 +124,43 @@ def test_without_noise_the_sums_are_those_of_pooled_data(run_method: RunMethod) 
     assert torch.allclose(basis.examples(gaussians(finished)["means"]), means, atol=1e-5)
 
 
-def test_a_client_trains_on_fresh_draws_of_what_it_lacks(digits: FederatedData) -> None:
-    finished = Client(*own_of(digits, 1))
-    counts = finished.class_counts()
-    model = {
-        "size": 2,
-        "means": torch.zeros((10, 4)),
-        "factors": torch.full((1, 4, 1), 0.1),
-        "known": torch.arange(10) != 3,
-    }
-    given = TrainRequest.model_validate(
-        {
-            "spec": SMALL["mlp"].model_dump(),
-            "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
-            "local_data": {"name": "moments", "share": 0.8},
-            "given": {"model": model},
-        }
+@pytest.mark.parametrize("per_class", [None, 4])
+def test_a_client_trains_on_fresh_draws(per_class: int | None, digits: FederatedData) -> None:
+    """Of what it lacks to a share of its largest class, or of each class alike; not of what is not known."""
+    known, drawn = np.arange(10) != 3, []
+    model = ClassModel(
+        size=2, means=torch.zeros((10, 4)), factors=torch.full((1, 4, 1), 0.1), known=torch.from_numpy(known)
     )
-    x, y = finished.data.train.tensors()
-    most = round(0.8 * counts.max())
-    drawn = []
     for round_ in (1, 2):
-        client = Client(*own_of(digits, round_))
-        images, labels = given.local_data.examples(client, client.build(given.spec), x, y, given.given)
+        client = own_of(digits, round_)
+        keep_moments(client, model, None)
+        x, y = client.data.train.tensors()
+        given = Moments(share=0.8, per_class=per_class)
+        images, labels = given.examples(client, client.build(SMALL["mlp"]), x, y, None)
         assert torch.equal(images[: len(y)], x)
-        expected = np.where(np.arange(10) == 3, counts, np.maximum(counts, most))
-        assert np.bincount(labels, minlength=10).tolist() == expected.tolist()
+        counts = client.class_counts()
+        more = np.maximum(counts, round(0.8 * counts.max())) if per_class is None else counts + per_class
+        assert np.bincount(labels, minlength=10).tolist() == np.where(known, more, counts).tolist()
         drawn.append(images[len(y) :])
     assert not torch.equal(drawn[0], drawn[1])
 
 
-def own_of(digits: FederatedData, round_: int) -> tuple[Any, ...]:
+@pytest.mark.parametrize("factors", [(2, 4, 1), (1, 5, 1), (10, 4)])
+def test_a_model_of_other_data_is_refused(factors: tuple[int, ...], digits: FederatedData) -> None:
+    model = ClassModel(size=2, means=torch.zeros((10, 4)), factors=torch.zeros(factors), known=torch.ones(10).bool())
+    with pytest.raises(FedsynthError, match="do not fit the shape"):
+        keep_moments(own_of(digits, 1), model, None)
+
+
+def test_a_client_that_missed_the_moments_trains_on_its_own(digits: FederatedData) -> None:
+    client = own_of(digits, 1)
+    x, y = client.data.train.tensors()
+    assert Moments().examples(client, client.build(SMALL["mlp"]), x, y, None)[1] is y
+
+
+def own_of(digits: FederatedData, round_: int) -> Client:
     state = PrivateState(StateStore(Path()), "0", None)
-    return ("0", digits.client(digits.clients[0]), digits.schema, state, 0, round_, "cpu")
+    return Client("0", digits.client(digits.clients[0]), digits.schema, state, 0, round_, "cpu")
 
 
 @pytest.mark.parametrize("settings_", [{"share": 0}, {"synthetic": "none"}])
@@ -255,4 +258,46 @@ def test_private_training_on_private_draws(digits: FederatedData, run_method: Ru
     finished = run_method("moments", digits, model=SMALL["mlp"], settings=chosen)
     rows = finished.fed.participation.ledger.rows(1e-5)
     assert all(row.epsilon is not None for row in rows if row.kind == "release")
-    assert find_task("local_training.train")
+
+
+SECURE = PrivacyConfig(secure_aggregation=True)
+
+
+def test_in_a_secure_sum_the_server_sees_no_single_clients_moments(
+    digits: FederatedData, run_method: RunMethod
+) -> None:
+    plain, secure = (
+        run_method("moments", digits, model=SMALL["mlp"], rounds=1, settings={"covariance": "shared", **privacy})
+        for privacy in ({"epsilon": None}, {"privacy": SECURE})
+    )
+    assert {"release_masked_sum", "train_masked"} <= {ask.name for ask in secure.asks}
+    assert "release_sum" not in {ask.name for ask in secure.asks}
+    assert not any("fewer than 3 examples" in note for note in secure.fed.participation.notes)
+    counts = sum(digits.client(client).train.counts(10) for client in digits.clients)
+    listed = [row[1] for row in secure.fed.participation.records["class moments"]["rows"]]
+    assert listed == pytest.approx(counts, abs=0.1)
+    assert any("fewer than 3 examples" in note for note in plain.fed.participation.notes)
+
+
+def test_in_a_secure_sum_the_noise_is_there_once(digits: FederatedData, run_method: RunMethod) -> None:
+    """Of five clients three can open the sum: each adds a third of the variance."""
+    said = []
+    for privacy in (PrivacyConfig(), SECURE):
+        finished = run_method(
+            "moments", digits, model=SMALL["mlp"], rounds=1, settings={"epsilon": 8.0, "privacy": privacy}
+        )
+        record = finished.fed.participation.records["class moments"]
+        said.append(float(record["about"].split()[-1].rstrip(".")))
+    assert said[0] / said[1] == pytest.approx(math.sqrt(3), rel=1e-2)
+
+
+def test_columns_of_tables_are_drawn_as_they_are(run_method: RunMethod) -> None:
+    data = some_clients(60, 80, 70)
+    finished = run_method("moments", data, settings={"covariance": "class"}, rounds=1)
+    x, y = data.pooled("train").tensors()
+    drawn = gaussians(finished)
+    for label in range(3):
+        own = x[y == label].double()
+        assert torch.allclose(drawn["means"][label].double(), own.mean(0), atol=1e-5)
+        factor = drawn["factors"][label].double()
+        assert torch.allclose(factor @ factor.T, torch.cov(own.T, correction=0), atol=1e-4)

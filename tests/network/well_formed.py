@@ -105,7 +105,7 @@ def objective(draw: Draw) -> dict[str, Any]:
 def local_data(draw: Draw) -> dict[str, Any]:
     return {
         "local_data": pick(draw, {"name": "moments", "per_class": 2}, *({"name": n} for n in sorted(LocalData.known))),
-        "given": pick(draw, None, {"images": IMAGES, "labels": LABELS}, class_models(draw)),
+        "given": pick(draw, None, {"images": IMAGES, "labels": LABELS}),
     }
 
 
@@ -270,6 +270,7 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         },
     },
     "local_training.train": train,
+    "moments.keep_moments": lambda d: {**class_models(d), "real": pick(d, None, samples(d))},
     "pfl_gan.client_gans.draw_set": lambda d: {"gan": client_gan(d), "spec": GAN.model_dump(), "per_class": 2},
     "pfl_gan.client_gans.learn_encoder": lambda d: {"images": IMAGES, "latent": 4, "steps": 1},
     "pfl_gan.client_gans.profile_set": lambda d: {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import chromium, faults_of, opened
-from folders import put, write_run
+from folders import add_additions, put, write_comparison, write_run
 
 from fedsynth.report.page import write_report
 
@@ -58,12 +58,24 @@ def reports(tmp_path_factory) -> dict[str, Path]:
     ]
     found = {name: write_report([path])[0] for name, path in (("full", full), ("large", large), ("odd", odd))}
     found["comparison"] = write_report(runs, folder / "comparison.html")[0]
+    found["strip"] = write_report([with_strip(folder / "strip")])[0]
+    found["strips"] = write_report([write_comparison(folder / "strips", failed=True)])[0]
     return found
+
+
+def with_strip(path: Path) -> Path:
+    """A run of many clients with long names and classes with long names, whose synthesis failed."""
+    write_run(path, clients=40, rounds=2, classes=12, pictures=1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["classes"] = [f"ankle boot, kind {k}" for k in range(12)]
+    manifest["counts"]["per_client"] = {f"hospital {n}": v for n, v in manifest["counts"]["per_client"].items()}
+    put(path / "manifest.json", manifest)
+    return add_additions(path, failed=True)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["full", "large", "odd", "comparison"])
+@pytest.mark.parametrize("name", ["full", "large", "odd", "comparison", "strip", "strips"])
 def test_nothing_overlaps_overflows_or_is_complained_about(browser, reports, name, width, dark):
     with opened(browser, reports[name], width, dark) as (page, complaints):
         assert faults_of(page) == NOTHING_WRONG
@@ -96,3 +108,28 @@ def test_a_report_can_be_used_by_keyboard(browser, reports):
         assert page.locator("details").first.evaluate("part => part.open")
         names = page.evaluate("[...document.querySelectorAll('svg[role=img]')].map(it => it.getAttribute('role'))")
         assert set(names) == {"img"}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["strip", "strips"])
+def test_the_strip_comes_first_and_says_in_words_what_it_shows(browser, reports, name, dark):
+    with opened(browser, reports[name], 390, dark) as (page, complaints):
+        assert page.locator("main > section").first.get_attribute("id") == "strip"
+        titles = page.locator("#strip svg[role=img] > title").all_text_contents()
+        assert titles[:3] == ["1 What clients have", "2 With what was added", "3 The samples"]
+        about = page.locator("#strip svg[role=img] > desc").all_text_contents()
+        assert all(len(words) > 40 for words in about)
+        assert page.locator("#strip .notice").first.is_visible()
+        top, first = (page.locator(f"#strip {part}").first.bounding_box()["y"] for part in (".notice", "figure"))
+        assert top < first
+        assert complaints == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_picture_of_the_strip_stands_alone(browser, reports, dark):
+    with opened(browser, reports["strips"].with_name("strip.svg"), 780, dark) as (page, complaints):
+        assert page.locator("svg[role=img]").count() == 5
+        ground = page.evaluate("getComputedStyle(document.querySelector('.ground')).fill")
+        assert (ground == "rgb(255, 255, 255)") is not dark
+        assert page.evaluate("document.querySelectorAll('.part.added').length") > 20
+        assert complaints == []

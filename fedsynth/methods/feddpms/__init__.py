@@ -24,12 +24,13 @@ again then. With λ = 0 and nothing synthetic it is FedAvg, bit-identical.
 from __future__ import annotations
 
 from fedsynth.components.ablations import draw_from_all
-from fedsynth.components.additions import INSTEAD, SYNTHETIC, record_additions
+from fedsynth.components.additions import INSTEAD, record_additions
 from fedsynth.components.loop import Loop, LoopState
 from fedsynth.components.samples import Samples
 from fedsynth.components.slots import RoundInfo
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.feddpms.clients import Order, Synthesis, train_augmented, train_vae
 from fedsynth.methods.feddpms.settings import CONTROLS, FedDpmsConfig, FedVaeConfig

@@ -27,12 +27,13 @@ from functools import partial
 import numpy as np
 
 from fedsynth.components.ablations import Controls, draw_from_all
-from fedsynth.components.additions import COPIES, INSTEAD, SYNTHETIC, record_additions
+from fedsynth.components.additions import COPIES, INSTEAD, record_additions
 from fedsynth.components.class_counts import class_counts, noise_of_counts
 from fedsynth.components.sequential import SequentialLoop
 from fedsynth.components.synthetic_store import GeneratedSamples, KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.grouping import balanced_groups, choose_generators
 from fedsynth.learning.weights import Weights
 from fedsynth.methods.gandalf.clients import Generators, TopUp, planned_images, surely_there, top_up
@@ -165,10 +166,11 @@ class Gandalf:
         cfg, counts, planned = self.cfg, self.counts, None
         if gans and self.spec.conditional:
             planned = {c: planned_images(counts[c], given, cfg.tau) for c, given in sent.items() if c in counts}
-        what, copied = INSTEAD.get(cfg.synthetic, SYNTHETIC) if gans else COPIES, cfg.static and not cfg.private
-        about = "Augmented copies of a client's own images stand in for what cannot be generated." if copied else ""
+        what = INSTEAD.get(cfg.synthetic, SYNTHETIC) if gans else COPIES
+        if gans and cfg.static and not cfg.private:
+            what += f" and, where they lack, {COPIES}"
         noise = noise_of_counts(cfg.counts_epsilon, cfg.privacy.delta)
-        record_additions(self.fed, what, planned=planned, held=counts, noise=noise, about=about if gans else "")
+        record_additions(self.fed, what, planned=planned, held=counts, noise=noise)
 
     def generators(self, client: str, gans: list[GroupGan]) -> Generators:
         """The generators whose groups differ most from the client (all, where it has released no counts)."""

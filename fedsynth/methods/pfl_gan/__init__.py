@@ -26,10 +26,11 @@ import torch
 from pydantic import Field, model_validator
 
 from fedsynth.components.ablations import CROSSED, Controls, draw_real_samples
-from fedsynth.components.additions import INSTEAD, SYNTHETIC, count_labels, record_additions
+from fedsynth.components.additions import INSTEAD, count_labels, record_additions
 from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import PublishedForm
 from fedsynth.federation import Federation, Outcome, State, method
+from fedsynth.federation.records import SYNTHETIC
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanConfig, GanRequest, Similarity, find_similar
 from fedsynth.methods.pfl_gan.mixed_batches import (
     KeptGenerator,

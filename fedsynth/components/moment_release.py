@@ -1,0 +1,159 @@
+"""The release of class moments, and the Gaussian of each class that follows from it.
+
+Without noise one exact sum leaves each client. With noise a centre comes first, for a tenth of μ²: vectors are clipped
+around it, which is a much smaller ball than one around mid-grey, and so needs less noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedsynth.components.class_moments import (
+    CENTRE_COUNT,
+    FEWEST,
+    LARGEST_CLIP,
+    LARGEST_SIZE,
+    SMALLEST_CLIP,
+    Centre,
+    ClassMoments,
+    check_length,
+)
+from fedsynth.components.released_sums import ReleaseConfig, released_sum
+from fedsynth.federation import Federation
+from fedsynth.synthesis.moments import (
+    COUNT_WEIGHT,
+    FEWEST_COUNTED,
+    IMAGE_SIDE,
+    SENSITIVITY,
+    Basis,
+    ClassModel,
+    Scaling,
+    chosen_size,
+    class_model,
+    read_sums,
+)
+
+ATTEMPTS = 5  # times that those who did not answer are asked, where everybody is needed once
+CENTRE_SHARE = 0.1  # of μ², for the centre
+
+LEFT_OUT = (
+    "Exact class moments left the clients, one by one: a class of which a client has fewer than {fewest} examples was "
+    "left out there, because a sum over one example is that example. method.epsilon or privacy.secure_aggregation "
+    "cover them."
+)
+
+
+class MomentSettings(BaseModel):
+    """How class moments are released."""
+
+    epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="ε of all that is released of the moments, per record (add or remove one), at privacy.delta; none: "
+        "exact sums leave",
+    )
+    covariance: Literal["auto", "class", "shared"] = Field(
+        "auto", description="of its own for each class, or one for all; auto: shared where there is noise"
+    )
+    size: Annotated[int, Field(ge=1, le=LARGEST_SIZE)] | Literal["auto"] = Field(
+        "auto",
+        description="images: so many by so many of the lowest DCT coefficients of each channel; auto: 16, or fewer "
+        "where there is noise",
+    )
+    clip: float = Field(
+        0.32,
+        ge=SMALLEST_CLIP,
+        le=LARGEST_CLIP,
+        description="with noise: radius around the centre to which examples are clipped, times the root of their "
+        "number of pixels (or of columns, which should be scaled to about one)",
+    )
+    fewest: int = Field(
+        FEWEST,
+        ge=FEWEST,
+        description="without noise and secure sums: a class of which a client has fewer examples is left out there",
+    )
+
+    @property
+    def first_size(self) -> int:
+        """The size of the basis before anything is known."""
+        return IMAGE_SIDE if self.size == "auto" else self.size
+
+
+class MomentRelease(ReleaseConfig):
+    """How a release beside the shared loop is protected, whatever protects updates there."""
+
+    protects: ClassVar[bool] = True
+
+
+class ReleasedMoments(BaseModel):
+    """A Gaussian for each class, what was counted of it, and the noise on that."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    model: ClassModel
+    counts: list[float]
+    noise: float
+
+
+class ReleasedCentre(BaseModel):
+    """The mean example, and the noise on the moments to come as a share of the examples of a class."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    centre: Tensor
+    doubt: float
+
+
+def release_moments(fed: Federation, settings: MomentSettings, release: ReleaseConfig) -> ReleasedMoments | None:
+    """A Gaussian for each class out of everybody's sums; None where nobody could be reached."""
+    size, centre = settings.first_size, None
+    if settings.epsilon is not None:
+        found = fed.once("centre of class moments", lambda: _centre(fed, size, release), ReleasedCentre | None)
+        if found is None:
+            return None
+        centre = found.centre
+        if settings.size == "auto":
+            size = chosen_size(found.doubt)
+            centre = Basis(fed.schema.shape, IMAGE_SIDE).lowest(centre, size)
+    elif release.sums() is None:
+        fed.note(LEFT_OUT.format(fewest=settings.fewest))
+    covariance = settings.covariance
+    if covariance == "auto":
+        covariance = "class" if settings.epsilon is None else "shared"
+    statistic = ClassMoments(
+        size=size,
+        covariance=covariance,
+        centre=centre,
+        clip=None if settings.epsilon is None else settings.clip,
+        fewest=settings.fewest,
+    )
+    released: ReleasedMoments | None = fed.once(
+        "class moments", lambda: _moments(fed, statistic, release), ReleasedMoments | None
+    )
+    return released
+
+
+def _centre(fed: Federation, size: int, release: ReleaseConfig) -> ReleasedCentre | None:
+    found = released_sum(fed, Centre(size=size), release.mu(CENTRE_SHARE), release.sums(), attempts=ATTEMPTS)
+    if found is None:
+        return None
+    examples = max(FEWEST_COUNTED, float(found.total[0]) / CENTRE_COUNT)
+    scale = Basis(fed.schema.shape, size).reach / math.sqrt(1 - CENTRE_COUNT**2) / examples
+    std = found.std * SENSITIVITY * math.sqrt(CENTRE_SHARE / (1 - CENTRE_SHARE))
+    return ReleasedCentre(centre=found.total[1:] * scale, doubt=std * fed.schema.classes / examples)
+
+
+def _moments(fed: Federation, statistic: ClassMoments, release: ReleaseConfig) -> ReleasedMoments | None:
+    basis, classes = Basis(fed.schema.shape, statistic.size), fed.schema.classes
+    check_length(basis, classes, statistic.covariance)
+    found = released_sum(fed, statistic, release.mu(1 - CENTRE_SHARE), release.sums(), attempts=ATTEMPTS)
+    if found is None:
+        return None
+    scaling = Scaling(statistic.size, statistic.scale(basis), statistic.centre)
+    model = class_model(found.total, basis, classes, found.std, scaling)
+    counts = read_sums(found.total, basis.dimensions, classes)[0]
+    return ReleasedMoments(model=model, counts=counts.tolist(), noise=found.std / COUNT_WEIGHT)
