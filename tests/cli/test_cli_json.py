@@ -14,7 +14,7 @@ LEDGER = (
 KEYS = {
     "": (
         "method seed test clients validation views best rounds bytes client_epochs server_seconds seconds"
-        " simulated_seconds failures failed missed notes privacy secret_noise norm_buffers data run_dir"
+        " simulated_seconds failures failed missed notes privacy secret_noise norm_buffers data run_dir synthesis"
     ),
     "test": "accuracy loss class_variance worst_class class_accuracy examples",
     "clients": f"view {SCORES}",

@@ -82,7 +82,7 @@ def test_one_seed_gives_no_interval(fedsynth, tiny, tmp_path):
     done = fedsynth("compare", *tiny, *words, cwd=tmp_path)
     assert done.code == 0, done.err
     assert "(n = 1; single run: no conclusion)" in done.out
-    assert "1, single run" in done.out
+    assert "n = 1: single runs" in done.out
 
 
 def test_a_comparison_survives_kill_9_and_ends_with_the_same_table(tuned, fedsynth, tiny, tmp_path):

@@ -17,7 +17,7 @@ from fedsynth.federation.methods import all_methods
 from fedsynth.privacy import PrivacyConfig
 
 RunMethod = Callable[..., Finished]
-OUTSIDE = [*("centralised", "cluster_fedavg", "faug", "feddpms", "fedvae", "finetune", "local", "rfa_rfd")]
+OUTSIDE = [*("analytic", "centralised", "cluster_fedavg", "faug", "feddpms", "fedvae", "finetune", "local", "rfa_rfd")]
 """Built-in methods that do not train in the shared loop, or not only."""
 
 REASONS = {

@@ -124,7 +124,7 @@ def test_a_personal_model_is_the_shared_weights_with_the_clients_own(data: Feder
 @pytest.mark.parametrize(
     ("method", "train", "reason"),
     [
-        ("local", {}, "every client trains alone"),
+        ("local", {}, "every client trains local-only"),
         ("fedbn", {}, "normalisation layers stay at the clients"),
         ("fedavg", {"norm_buffers": "local"}, "BatchNorm's running statistics stay at the clients"),
         ("finetune", {"norm_buffers": "local"}, "BatchNorm's running statistics stay at the clients"),

@@ -179,7 +179,7 @@ def test_what_leaves_is_the_generator_and_it_is_declared_unprotected(refined):
     [
         ({}, "dp_sgd", 'needs gan = "wgan_gp", not "r1"'),
         ({"gan": "wgan_gp"}, "clipped", "is for averaged models"),
-        ({"gan": "wgan_gp", "synthetic": "real"}, "dp_sgd", "lets real images out"),
+        ({"gan": "wgan_gp", "synthetic": "real"}, "dp_sgd", "releases real images"),
     ],
 )
 def test_protection_that_would_not_hold_is_refused(settings, updates, sentence):

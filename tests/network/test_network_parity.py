@@ -219,7 +219,7 @@ def test_gans_of_an_earlier_run_serve_where_the_sites_have_the_same_data(site_fi
     taken = over_a_grid(experiment | again, InProcessGrid(files), tmp_path)
     assert taken.summary.clients == donor.summary.clients
     (files["0"].with_name("state") / "salt").unlink()  # as good as other data: its fingerprint changes
-    with pytest.raises(UserError, match="begun on other data"):
+    with pytest.raises(UserError, match="had other data than now"):
         over_a_grid(experiment | again | {"name": "other"}, InProcessGrid(files), tmp_path)
 
 
