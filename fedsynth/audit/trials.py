@@ -1,8 +1,8 @@
 """Runs the trials that tasks declare: can two neighbouring data sets be told apart better than a claim allows?
 
 The runs are cut in three. The first try every label that the record in question may have, and one is chosen. Others
-show in which direction the numbers differ, and choose an event (a side of a threshold). The rest, drawn apart from
-all that, evaluate this one event: so whatever was chosen, and however, the bounds hold.
+show in which direction the numbers differ, and all together choose an event (a side of a threshold). The rest, drawn
+apart from all that, evaluate this one event: so whatever was chosen, and however, the bounds hold.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ def test_scores_of_interior_points_are_seen_as_a_sum_only(run_method: RunMethod,
 @pytest.mark.parametrize("updates", ["clipped", "dp_sgd"])
 def test_a_masked_update_is_charged_once(updates: str, tmp_path: Path) -> None:
     privacy = {"updates": updates, "target": 4.0, "budget": 4.01, "secure_aggregation": True}
-    small = {"data": {"limit": 200}, "model": {"name": "mlp"}, "partition": {"num_clients": 3}}
+    small = {"data": {"limit": 200}, "model": {"name": "mlp"}, "partition": {"name": "iid", "num_clients": 3}}
     train = {"rounds": 2, "local_epochs": 1}
     done = fedsynth.run("fedavg", privacy=privacy, train=train, runs=str(tmp_path), engine={"workers": 1}, **small)
     spent = {row.epsilon for row in done.summary.privacy if row.kind == "total"}

@@ -118,6 +118,8 @@ def test_runs_with_the_same_bits_in_process_and_on_the_wire(
     scores = [client_tallies(one.fed, one.outcome, spec, ["validation", "test"]) for one in (here, wire)]
     assert list(flat_scores(scores[0])) == list(flat_scores(scores[1]))
     leaves_what_it_declares(method, here, spec)
+    if method not in SENDS_IMAGES:
+        no_image_leaves(here)
 
 
 def flat_scores(tallies: dict[str, dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
@@ -167,10 +169,8 @@ def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) ->
     assert all(row.what for row in record)
 
 
-@pytest.mark.parametrize("method", [*(name for name in BASELINES if name not in SENDS_IMAGES), *SYNTHETIC])
-def test_no_image_leaves_a_client(method: str, few: FederatedData, run_method: RunMethod) -> None:
+def no_image_leaves(finished: Finished) -> None:
     """No tensor in any reply has the shape of an image (SMALL's models have no 8×8 weights)."""
-    finished = run_method(method, few, model=model_for(method), settings=QUICK.get(method), batch_size=8)
     for ask in crossing(finished):
         for answer in ask.answers.values():
             for shape in shapes(answer["fields"]):
