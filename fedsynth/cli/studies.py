@@ -83,7 +83,8 @@ def compare(
 def print_comparison(done: Comparison, as_json: bool = False) -> None:
     """The table of a comparison, and what its controls say."""
     from fedsynth.report.controls import verdict_lines
-    from fedsynth.report.tables import difference_lines, failed_synthesis_lines, short_columns, short_legend
+    from fedsynth.report.synthesis import failed_synthesis_lines
+    from fedsynth.report.tables import difference_lines, short_columns, short_legend
 
     if as_json:
         print_json({"rows": done.rows, "controls": done.controls, "path": str(done.path)})

@@ -20,7 +20,12 @@ COPIES = "augmented copies"
 INSTEAD = {"noise": "samples of noise", "real": "real samples of other clients"}
 """What the controls of a method add in place of synthetic samples."""
 
-MOST_NUMBERS = 100_000  # clients × classes; beyond that there is no record by client
+MOST_CLIENTS, MOST_NUMBERS = 2000, 100_000  # of these, times classes; beyond either there is no record by client
+
+
+def is_recorded(fed: Federation) -> bool:
+    """Whether the federation is small enough for a record by client."""
+    return len(fed.clients) <= MOST_CLIENTS and len(fed.clients) * fed.schema.classes <= MOST_NUMBERS
 
 
 def count_labels(labels: Tensor, classes: int) -> np.ndarray:
@@ -47,7 +52,7 @@ def record_additions(
     `planned` are samples by client and class, `held` the counts that clients have released for the method, with noise
     of this σ on each.
     """
-    small = len(fed.clients) * fed.schema.classes <= MOST_NUMBERS
+    small = is_recorded(fed)
     clients = [c for c in fed.clients if small and (c in (planned or {}) or c in (held or {}))]
     none = np.zeros(fed.schema.classes, np.int64)
     value: dict[str, object] = {

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedsynth.components.additions import MOST_NUMBERS, NOTE
+from fedsynth.components.additions import NOTE, is_recorded
 from fedsynth.data.dataset import Dataset
 from fedsynth.data.federated import FederatedData, RunData
 from fedsynth.errors import ConfigError
@@ -31,7 +31,7 @@ MOST_CHECKED = 2000  # samples, and records of each kind, that the checks look a
 
 def record_exactly(fed: Federation, store: StateStore) -> None:
     """In a simulation: put what every client has noted in the place of what the server could know."""
-    if len(fed.clients) * fed.schema.classes > MOST_NUMBERS:
+    if not is_recorded(fed):
         return
     noted = {c: store.read(c, version).get(NOTE) for c, version in fed.versions.items() if c in fed.clients}
     known = fed.participation.records.get(ADDED)

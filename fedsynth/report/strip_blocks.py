@@ -23,7 +23,7 @@ from fedsynth.report.reading import RunRecord
 from fedsynth.report.side_by_side import Group
 from fedsynth.report.strip import Strip, sentence, short_number, strip_of
 from fedsynth.report.strip_svg import Bar, Panel, Part, class_style
-from fedsynth.report.tables import MARKS, failed_synthesis_lines, synthesis_words
+from fedsynth.report.synthesis import MARKS, failed_synthesis_lines, synthesis_words
 
 TITLE = "What clients lacked, and what was added"
 MOST_CLIENTS = 30

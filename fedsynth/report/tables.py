@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
 from fedsynth.data.check import Check
-from fedsynth.evaluation.results import ClientScores, GlobalScores, Result, RunSummary, SynthesisCheck, View
+from fedsynth.evaluation.results import ClientScores, GlobalScores, Result, RunSummary, View
 from fedsynth.privacy import ledger_words
 from fedsynth.report.coverage import missed_words
 from fedsynth.report.intervals import Interval, paired_difference
+from fedsynth.report.synthesis import synthesis_words
 
 COLUMNS = ("method", "global", "class var", "clients", "worst", "worse", "client var", "MB", "epochs", "s", "n")
 ALONE = "local"  # the row that others must beat at every client
@@ -20,9 +21,6 @@ LEGEND = (
 )
 
 RESULT_LINES = 2  # of the summary of a run: the method and its accuracy
-
-MARKS = {"good": "✓", "look": "! look:", "failed": "✗ FAILED", "unknown": "? unknown:"}
-"""How the mark of a check is written: a sign and, but for good news, a word."""
 
 SHORT = ("method", "global", "worst", "difference", "n")
 CLIENTS = "clients"  # stands beside them where a row has no global model
@@ -217,22 +215,6 @@ def _latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {"±": r"$\pm$", "−": "$-$", "–": "--", "²": "$^2$"} | {c: f"\\{c}" for c in "&%$#_{}"}
     return "".join(special.get(character, character) for character in text)
-
-
-def synthesis_words(check: SynthesisCheck) -> str:
-    """A check of the synthesis with its mark, which is a sign and a word."""
-    return f"{MARKS[check.mark]} {check.check}: {check.words}"
-
-
-def failed_synthesis_lines(summaries: Sequence[RunSummary]) -> list[str]:
-    """For each row with a run whose synthesis failed: which, and in what; nothing where all went well."""
-    lines: dict[str, str] = {}
-    for summary in summaries:
-        failed = [f"{check.check} ({check.words})" for check in summary.synthesis if check.mark == "failed"]
-        if failed:
-            text = f"{MARKS['failed']} synthesis of {summary.row}, seed {summary.seed}: {'; '.join(failed)}"
-            lines.setdefault(summary.row, text)
-    return list(lines.values())
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:

@@ -107,7 +107,7 @@ def widest(label: str, accuracy: float, seed: int, failed: bool = False, **other
 
 
 def test_a_table_with_long_names_and_wide_numbers_fits_eighty_columns(monkeypatch):
-    names = ["fedavg", "private at ε = 8, noise at each client", "static_augmentation"]
+    names = ["fedavg", "private at ε = 8, noise at each client", "data_sharing"]
     found = [widest(name, 0.1 * k + 0.5 + 0.3 * seed, seed) for k, name in enumerate(names) for seed in (0, 1)]
     found += [widest("local", 0.7, seed, test={"accuracy": None}) for seed in (0, 1)]
     lines = printed(found, monkeypatch)
@@ -115,7 +115,7 @@ def test_a_table_with_long_names_and_wide_numbers_fits_eighty_columns(monkeypatc
     assert max(map(len, table)) <= 80
     assert table[0].split() == ["method", "global", "clients", "worst", "difference", "n"]
     text = "\n".join(table)
-    for whole in (*names[1].split(), "static_augmentation", "65.00 ± 21.21", "32.50 ± 10.61", "+10.00 ± 0.00"):
+    for whole in (*names[1].split(), "data_sharing", "65.00 ± 21.21", "32.50 ± 10.61", "+10.00 ± 0.00"):
         assert whole in text
     assert "…" not in text
 

@@ -56,7 +56,7 @@ def learn_privately(client: Client, model: Weights, spec: ModelSpec, noise: floa
     return client.release(Learned(model=weights_of(net)), model=proof)
 
 
-@method("private", config=PrivateConfig, model="mlp")
+@method("private_mean", config=PrivateConfig, model="mlp")
 def private(fed: Federation, cfg: PrivateConfig) -> Outcome:
     """Private local training, plain averaging."""
     state = State(model=weights_of(build_model(cfg.model, fed.schema.shape, fed.schema.classes, seed=0)))
@@ -78,7 +78,7 @@ def run(
     plugin = folder / "private_method.py"
     plugin.write_text(METHOD, encoding="utf-8")
     return fedsynth.run(
-        {"name": "private", **settings},
+        {"name": "private_mean", **settings},
         plugins=[str(plugin)],
         runs=str(folder / "runs"),
         data={"name": "digits", "limit": 300},
@@ -282,7 +282,7 @@ def test_noise_from_the_public_seed_is_not_called_secret(tmp_path: Path) -> None
     """A method of somebody's own that draws its noise by client.rng: its ε holds only against who does not know it."""
     seeded = METHOD.replace("client.noise_rng", "client.rng")
     (tmp_path / "other.py").write_text(
-        seeded.replace("learn_privately", "learn_seeded").replace('"private"', '"seeded"')
+        seeded.replace("learn_privately", "learn_seeded").replace('"private_mean"', '"seeded"')
     )
     result = fedsynth.run(
         "seeded",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,16 @@ def test_every_part_of_a_bar_is_as_long_as_its_count(done):
             share = [count for pair in zip(*np.atleast_2d(row), strict=True) for count in pair if count]
             taken, widths = widths[: len(share)], widths[len(share) :]
             assert taken == pytest.approx([sum(taken) * count / sum(share) for count in share], abs=0.02)
+
+
+def test_a_resumed_run_records_the_same_and_checks_the_same(done, tmp_path):
+    copy = shutil.copytree(done.path, tmp_path / "copy")
+    for name in ("summary.json", "records.json", "report.html", "strip.svg"):
+        (copy / name).unlink()
+    again = fedsynth.resume(copy, progress=False)
+    assert (copy / "records.json").read_text() == (done.path / "records.json").read_text()
+    assert again.summary.synthesis == done.summary.synthesis
+    assert (copy / "strip.svg").exists()
 
 
 def test_a_run_that_adds_nothing_has_no_strip(tmp_path):

@@ -16,13 +16,13 @@ def rows_of(*words: str, given: Any = None, controls: bool = False) -> dict[str,
 
 
 def test_a_word_holds_a_name_a_method_and_settings():
-    found = rows_of("fedavg", "private=feddpms:epsilon=3:form=published", "deep=fedavg:train.lr=0.1:privacy.noise=1")
+    found = rows_of("fedavg", "secured=feddpms:epsilon=3:form=published", "deep=fedavg:train.lr=0.1:privacy.noise=1")
     assert [(row.label, row.method) for row in found.values()] == [
         ("fedavg", "fedavg"),
-        ("private", "feddpms"),
+        ("secured", "feddpms"),
         ("deep", "fedavg"),
     ]
-    assert found["private"].settings == {"epsilon": 3, "form": "published"}
+    assert found["secured"].settings == {"epsilon": 3, "form": "published"}
     assert found["deep"].sections == {"train": {"lr": 0.1}, "privacy": {"noise": 1}}
     assert found["deep"].settings == {}
 
@@ -30,13 +30,13 @@ def test_a_word_holds_a_name_a_method_and_settings():
 def test_the_file_says_the_same_in_a_table():
     given = {
         "plain": "fedavg",
-        "private": {"method": "feddpms", "epsilon": 3, "train": {"lr": 0.1}, "local_data": {"name": "own"}},
+        "secured": {"method": "feddpms", "epsilon": 3, "train": {"lr": 0.1}, "local_data": {"name": "own"}},
     }
     found = rows_of(given=given)
-    assert list(found) == ["plain", "private"]
-    assert found["private"].settings == {"epsilon": 3, "local_data": {"name": "own"}}
-    assert found["private"].sections == {"train": {"lr": 0.1}}
-    assert list(rows_of("private", "moon", given=given)) == ["private", "moon"], "words choose among the file's rows"
+    assert list(found) == ["plain", "secured"]
+    assert found["secured"].settings == {"epsilon": 3, "local_data": {"name": "own"}}
+    assert found["secured"].sections == {"train": {"lr": 0.1}}
+    assert list(rows_of("secured", "moon", given=given)) == ["secured", "moon"], "words choose among the file's rows"
     assert list(rows_of()) == ["fedavg"]
 
 
