@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -20,15 +21,16 @@ from fedsynth.synthesis.moments import SENSITIVITY, Basis, Covariance, class_sum
 
 CENTRE_COUNT = 0.5  # what a record adds to the number of records beside the centre's sum
 LARGEST = 30_000_000  # numbers of one sum
-LARGEST_SIZE = 64
-SMALLEST_CLIP, LARGEST_CLIP = 1e-3, 100.0
+Size = Annotated[int, Field(ge=1, le=64)]
+"""Coefficients by row and by column."""
+
 FEWEST = 3  # examples of a class whose exact sum may leave
 
 
 class _InBasis(Statistic):
     """A statistic of examples as vectors in a fixed basis."""
 
-    size: int = Field(ge=1, le=LARGEST_SIZE)
+    size: Size
 
     def basis(self, client: Client) -> Basis:
         """The basis for the client's examples."""
@@ -37,9 +39,13 @@ class _InBasis(Statistic):
     def vectors(self, client: Client) -> tuple[Tensor, Tensor]:
         """The client's examples as vectors, and their classes; what is not finite counts for nothing."""
         x, y = client.data.train.tensors()
-        c = self.basis(client).coefficients(x)
-        rows = torch.isfinite(c).all(1)
-        return c[rows], y[rows]
+        return finite(self.basis(client).coefficients(x), y)
+
+
+def finite(vectors: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Those that are finite."""
+    rows = torch.isfinite(vectors).all(1)
+    return vectors[rows], y[rows]
 
 
 class Centre(_InBasis, name="centre"):
@@ -64,29 +70,32 @@ class Centre(_InBasis, name="centre"):
         return far_trial([Centre(size=1)], schema.classes, mu, lambda label, round_: adds)
 
 
-class ClassMoments(_InBasis, name="class_moments"):
+class MomentSums(Statistic):
     """Number, sum and second moment of each class: see `synthesis/moments.py` for why no record moves them by more
     than √2.
 
-    `clip`: the radius around `centre` to which vectors are clipped, as a share of the root of an example's numbers;
-    without it they stay as they are, and no noise could cover them. `fewest`: where nothing covers the sums, a class
-    with fewer examples is left out.
+    `radius`: vectors are clipped to it around `centre`; without it they stay as they are, divided by `unit`, and no
+    noise could cover them. `fewest`: where nothing covers the sums, a class with fewer examples is left out.
     """
-
-    about = "the number, mean and second moment of the examples of each class"
 
     covariance: Covariance
     centre: Tensor | None = None
-    clip: float | None = Field(None, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
+    radius: float | None = Field(None, gt=0)
+    unit: float = Field(1.0, gt=0)
     fewest: int = Field(FEWEST, ge=FEWEST)
 
     @property
     def sensitivity(self) -> float:
-        return math.inf if self.clip is None else SENSITIVITY
+        return math.inf if self.radius is None else SENSITIVITY
 
-    def scale(self, basis: Basis) -> float:
+    @property
+    def scale(self) -> float:
         """What vectors are divided by."""
-        return basis.reach if self.clip is None else self.clip * math.sqrt(math.prod(basis.shape))
+        return self.unit if self.radius is None else self.radius
+
+    def vectors(self, client: Client) -> tuple[Tensor, Tensor]:
+        """The client's examples as finite vectors in float64, and their classes."""
+        raise NotImplementedError
 
     def total(self, client: Client) -> Tensor:
         return self._sums(client, 0)
@@ -95,21 +104,27 @@ class ClassMoments(_InBasis, name="class_moments"):
         return self._sums(client, self.fewest)
 
     def _sums(self, client: Client, fewest: int) -> Tensor:
-        basis, classes = self.basis(client), client.schema.classes
-        check_length(basis, classes, self.covariance)
         c, y = self.vectors(client)
+        classes, dimensions = client.schema.classes, c.shape[1]
+        check_length(dimensions, classes, self.covariance)
         if self.centre is not None:
-            if self.centre.shape != (basis.dimensions,):
-                raise TaskError(f"The centre of the moments must have {basis.dimensions} numbers.")
+            if self.centre.shape != (dimensions,):
+                raise TaskError(f"The centre of the moments must have {dimensions} numbers.")
             c = c - self.centre.double()
-        q = c / self.scale(basis) if self.clip is None else shortened(c, self.scale(basis))
+        q = c / self.scale if self.radius is None else shortened(c, self.scale)
         rows = (torch.bincount(y, minlength=classes) >= fewest)[y]
         return class_sums(q[rows], y[rows], classes, self.covariance)
+
+
+class ClassMoments(_InBasis, MomentSums, name="class_moments"):
+    """The moments of classes in a fixed basis."""
+
+    about = "the number, mean and second moment of the examples of each class"
 
     def trial(self, schema: Schema, mu: float) -> Trial:
         """Around two centres, on either side of the record."""
         middles = torch.tensor([[0.0], [2.0 * FAR * SIDE]], dtype=torch.float64)
-        rounds = [ClassMoments(size=1, covariance="shared", centre=middle, clip=1.0) for middle in middles]
+        rounds = [ClassMoments(size=1, covariance="shared", centre=middle, radius=1.0) for middle in middles]
 
         def adds(label: int, round_: int) -> Tensor:
             q = torch.tensor([[1.0 if round_ == 1 else -1.0]])
@@ -118,12 +133,12 @@ class ClassMoments(_InBasis, name="class_moments"):
         return far_trial(rounds, schema.classes, mu, adds)
 
 
-def check_length(basis: Basis, classes: int, covariance: Covariance) -> None:
+def check_length(dimensions: int, classes: int, covariance: Covariance) -> None:
     """Refuse moments that would not fit into memory."""
-    numbers = sum_length(basis.dimensions, classes, covariance)
+    numbers = sum_length(dimensions, classes, covariance)
     if numbers > LARGEST:
         raise ConfigError(
-            f"Class moments of {classes} classes in {basis.dimensions} dimensions are {numbers:,} numbers, more than "
+            f"Class moments of {classes} classes in {dimensions} dimensions are {numbers:,} numbers, more than "
             f'{LARGEST:,}: set a smaller size or covariance = "shared".'
         )
 

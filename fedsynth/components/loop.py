@@ -135,8 +135,8 @@ class Loop:
         self.keeps = "buffers" if keeps == "nothing" and cfg.train.norm_buffers == "local" else keeps
         self.kept = kept_entries(self.net, self.keeps)
         self.privacy.check(self)
-        self.slots.post_aggregation.check(self.net)
-        self.slots.local_data.check(self.net)
+        self.slots.post_aggregation.check(self.net, cfg.privacy)
+        self.slots.local_data.check(self.net, cfg.privacy)
         if self.kept and not isinstance(self.slots.post_aggregation, NoPostAggregation):
             name = self.slots.post_aggregation.name
             raise ConfigError(f'post_aggregation = "{name}" needs whole models, but {NO_GLOBAL[self.keeps]}.')
@@ -163,13 +163,14 @@ class Loop:
         """Before the first round, once: what update privacy and local data ask the clients for."""
         if not self._ready:
             self.privacy.prepare(self.fed, self.slots.objective)
-            self.slots.local_data.prepare(self.fed, self.cfg)
+            self.slots.local_data.prepare(self.fed, self.cfg.privacy)
         self._ready = True
 
     def info(self, index: int) -> RoundInfo:
         """What the rules of the server may know about a round."""
         trained = {name for name, _ in self.net.named_parameters()} - self.kept
-        return RoundInfo(index, self.cfg.train.local(index), trained, len(self.fed.clients))
+        last = index == self.cfg.train.rounds
+        return RoundInfo(index, self.cfg.train.local(index), trained, len(self.fed.clients), last)
 
     def request(self, round: RoundInfo, model: Weights, memory: Memory) -> TrainRequest:
         """How clients are to train in this round."""
@@ -184,7 +185,7 @@ class Loop:
             updates=self.privacy.at_clients(),
             sent=self.slots.aggregator.sent(memory, model, round),
             keeps=self.keeps,
-            remember=tuning.active(round.index) and tuning.asks_clients,
+            remember=tuning.due(round) and tuning.asks_clients,
         )
 
     def exchange(self, round: RoundInfo) -> Mapping[str, Update]:
@@ -226,12 +227,12 @@ class Loop:
 
     def tune(self, round: RoundInfo, model: Weights, replies: Mapping[str, Update], memory: Memory) -> Weights:
         """The new model as the slot after the aggregate leaves it."""
-        if not self.slots.post_aggregation.active(round.index):
+        if not self.slots.post_aggregation.due(round):
             return model
         received = {c: {n: e for n, e in r.model.items() if n in model} for c, r in replies.items()}
         kept = memory.setdefault("post_aggregation", {})
         context = AggregationContext(
-            self.fed, self.cfg.model, model, received, round.training, kept, self.privacy.secure
+            self.fed, self.cfg.model, model, received, round.training, kept, self.privacy.secure, self.cfg.privacy
         )
         return self.slots.post_aggregation.tune(context)
 

@@ -7,21 +7,12 @@ around it, which is a much smaller ball than one around mid-grey, and so needs l
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedsynth.components.class_moments import (
-    CENTRE_COUNT,
-    FEWEST,
-    LARGEST_CLIP,
-    LARGEST_SIZE,
-    SMALLEST_CLIP,
-    Centre,
-    ClassMoments,
-    check_length,
-)
+from fedsynth.components.class_moments import CENTRE_COUNT, FEWEST, Centre, ClassMoments, MomentSums, Size, check_length
 from fedsynth.components.released_sums import ReleaseConfig, released_sum
 from fedsynth.federation import Federation
 from fedsynth.synthesis.moments import (
@@ -31,7 +22,7 @@ from fedsynth.synthesis.moments import (
     SENSITIVITY,
     Basis,
     ClassModel,
-    Scaling,
+    Covariance,
     chosen_size,
     class_model,
     read_sums,
@@ -47,8 +38,8 @@ LEFT_OUT = (
 )
 
 
-class MomentSettings(BaseModel):
-    """How class moments are released."""
+class ReleaseSettings(BaseModel):
+    """How sums are released."""
 
     epsilon: float | None = Field(
         None,
@@ -59,22 +50,34 @@ class MomentSettings(BaseModel):
     covariance: Literal["auto", "class", "shared"] = Field(
         "auto", description="of its own for each class, or one for all; auto: shared where there is noise"
     )
-    size: Annotated[int, Field(ge=1, le=LARGEST_SIZE)] | Literal["auto"] = Field(
+    fewest: int = Field(
+        FEWEST,
+        ge=FEWEST,
+        description="without noise and secure sums: a class of which a client has fewer examples is left out there",
+    )
+
+    @property
+    def kind(self) -> Covariance:
+        """Whose covariance."""
+        if self.covariance == "auto":
+            return "class" if self.epsilon is None else "shared"
+        return self.covariance
+
+
+class MomentSettings(ReleaseSettings):
+    """How class moments in the basis of images are released."""
+
+    size: Size | Literal["auto"] = Field(
         "auto",
         description="images: so many by so many of the lowest DCT coefficients of each channel; auto: 16, or fewer "
         "where there is noise",
     )
     clip: float = Field(
         0.32,
-        ge=SMALLEST_CLIP,
-        le=LARGEST_CLIP,
+        gt=0,
+        le=1e6,
         description="with noise: radius around the centre to which examples are clipped, times the root of their "
         "number of pixels (or of columns, which should be scaled to about one)",
-    )
-    fewest: int = Field(
-        FEWEST,
-        ge=FEWEST,
-        description="without noise and secure sums: a class of which a client has fewer examples is left out there",
     )
 
     @property
@@ -90,13 +93,14 @@ class MomentRelease(ReleaseConfig):
 
 
 class ReleasedMoments(BaseModel):
-    """A Gaussian for each class, what was counted of it, and the noise on that."""
+    """A Gaussian for each class, what was counted of it and the noise on that; the size of the basis."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     model: ClassModel
     counts: list[float]
     noise: float
+    size: int = 0
 
 
 class ReleasedCentre(BaseModel):
@@ -110,7 +114,7 @@ class ReleasedCentre(BaseModel):
 
 def release_moments(fed: Federation, settings: MomentSettings, release: ReleaseConfig) -> ReleasedMoments | None:
     """A Gaussian for each class out of everybody's sums; None where nobody could be reached."""
-    size, centre = settings.first_size, None
+    size, centre, shape = settings.first_size, None, fed.schema.shape
     if settings.epsilon is not None:
         found = fed.once("centre of class moments", lambda: _centre(fed, size, release), ReleasedCentre | None)
         if found is None:
@@ -118,23 +122,22 @@ def release_moments(fed: Federation, settings: MomentSettings, release: ReleaseC
         centre = found.centre
         if settings.size == "auto":
             size = chosen_size(found.doubt)
-            centre = Basis(fed.schema.shape, IMAGE_SIDE).lowest(centre, size)
+            centre = Basis(shape, IMAGE_SIDE).lowest(centre, size)
     elif release.sums() is None:
         fed.note(LEFT_OUT.format(fewest=settings.fewest))
-    covariance = settings.covariance
-    if covariance == "auto":
-        covariance = "class" if settings.epsilon is None else "shared"
+    basis = Basis(shape, size)
     statistic = ClassMoments(
         size=size,
-        covariance=covariance,
+        covariance=settings.kind,
         centre=centre,
-        clip=None if settings.epsilon is None else settings.clip,
+        radius=None if settings.epsilon is None else settings.clip * math.sqrt(math.prod(shape)),
+        unit=basis.reach,
         fewest=settings.fewest,
     )
     released: ReleasedMoments | None = fed.once(
-        "class moments", lambda: _moments(fed, statistic, release), ReleasedMoments | None
+        "class moments", lambda: gaussians(fed, statistic, basis.dimensions, release), ReleasedMoments | None
     )
-    return released
+    return released and released.model_copy(update={"size": size})
 
 
 def _centre(fed: Federation, size: int, release: ReleaseConfig) -> ReleasedCentre | None:
@@ -147,13 +150,15 @@ def _centre(fed: Federation, size: int, release: ReleaseConfig) -> ReleasedCentr
     return ReleasedCentre(centre=found.total[1:] * scale, doubt=std * fed.schema.classes / examples)
 
 
-def _moments(fed: Federation, statistic: ClassMoments, release: ReleaseConfig) -> ReleasedMoments | None:
-    basis, classes = Basis(fed.schema.shape, statistic.size), fed.schema.classes
-    check_length(basis, classes, statistic.covariance)
+def gaussians(
+    fed: Federation, statistic: MomentSums, dimensions: int, release: ReleaseConfig
+) -> ReleasedMoments | None:
+    """What follows from one release of these moments, after that of a centre; None where nobody could be reached."""
+    classes = fed.schema.classes
+    check_length(dimensions, classes, statistic.covariance)
     found = released_sum(fed, statistic, release.mu(1 - CENTRE_SHARE), release.sums(), attempts=ATTEMPTS)
     if found is None:
         return None
-    scaling = Scaling(statistic.size, statistic.scale(basis), statistic.centre)
-    model = class_model(found.total, basis, classes, found.std, scaling)
-    counts = read_sums(found.total, basis.dimensions, classes)[0]
-    return ReleasedMoments(model=model, counts=counts.tolist(), noise=found.std / COUNT_WEIGHT)
+    sums = read_sums(found.total, dimensions, classes)
+    model = class_model(sums, found.std, statistic.scale, statistic.centre)
+    return ReleasedMoments(model=model, counts=sums.counts.tolist(), noise=found.std / COUNT_WEIGHT)

@@ -15,7 +15,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsA
 from torch import Tensor
 
 from fedsynth.components.samples import Samples
-from fedsynth.components.settings import MethodConfig
 from fedsynth.errors import ConfigError, nearest
 from fedsynth.federation import Client, Federation, Message
 from fedsynth.learning.aggregators import weighted_mean
@@ -23,6 +22,7 @@ from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import CrossEntropy, FitResult, Objective
 from fedsynth.learning.weights import Weights
+from fedsynth.privacy import PrivacyConfig
 from fedsynth.privacy.dpsgd import Loss
 from fedsynth.privacy.guarantee import Scope
 
@@ -141,14 +141,14 @@ class LocalData(SlotValue, slot="local_data"):
         """Whether what it adds is made from protected releases alone, however the client's own records are."""
         return False
 
-    def check(self, net: Classifier) -> None:
-        """Refuse a model that this cannot work with, before the first round."""
+    def check(self, net: Classifier, privacy: PrivacyConfig) -> None:
+        """Refuse a model or settings that this cannot work with, before the first round."""
 
     def active(self, index: int) -> bool:
         """Whether it does anything in this round, counted from 1; in other rounds clients train as always."""
         return False
 
-    def prepare(self, fed: Federation, cfg: MethodConfig) -> None:
+    def prepare(self, fed: Federation, privacy: PrivacyConfig) -> None:
         """Before the first round: ask the clients for what it needs, and give them what is made of that."""
 
     def given(self, fed: Federation) -> Samples | None:
@@ -180,6 +180,7 @@ class RoundInfo:
     training: LocalTraining
     trained: set[str]
     clients: int
+    last: bool = False
 
 
 class Aggregator(SlotValue, slot="aggregator"):
@@ -224,7 +225,10 @@ class SecureSettings(Message):
 
 @dataclass(frozen=True)
 class AggregationContext:
-    """One aggregation: the new model, the clients' models it was made of, and where that happened."""
+    """One aggregation: the new model, the clients' models it was made of, and where that happened.
+
+    `secure` is how updates are summed where no single client may be seen, `privacy` what the experiment asks for.
+    """
 
     fed: Federation
     spec: ModelSpec
@@ -232,7 +236,8 @@ class AggregationContext:
     received: Mapping[str, Weights]
     training: LocalTraining
     memory: Memory
-    secure: SecureSettings | None = None  # where no single client may be seen
+    secure: SecureSettings | None
+    privacy: PrivacyConfig
 
 
 class PostAggregation(SlotValue, slot="post_aggregation"):
@@ -243,12 +248,16 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
         """Whether it will ask the clients of this round about the models they have just trained."""
         return False
 
-    def check(self, net: Classifier) -> None:
-        """Refuse a model that this cannot work with, before the first round."""
+    def check(self, net: Classifier, privacy: PrivacyConfig) -> None:
+        """Refuse a model or settings that this cannot work with, before the first round."""
 
     def active(self, index: int) -> bool:
         """Whether it does anything in this round, counted from 1."""
         return False
+
+    def due(self, round: RoundInfo) -> bool:
+        """The same, for what acts by more than the number of the round."""
+        return self.active(round.index)
 
     def tune(self, context: AggregationContext) -> Weights:
         """The model for the next round."""

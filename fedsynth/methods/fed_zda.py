@@ -35,6 +35,7 @@ from fedsynth.federation.records import SYNTHETIC
 from fedsynth.learning.models import Classifier
 from fedsynth.learning.training import measure_batch_norm
 from fedsynth.learning.weights import Weights
+from fedsynth.privacy import PrivacyConfig
 from fedsynth.synthesis.class_balance import even_shortage
 from fedsynth.synthesis.inversion import Inversion, invert, require_batch_norm
 
@@ -70,7 +71,7 @@ class ZeroShotSettings(BaseModel):
         """The settings as the inversion wants them: images are not kept in any range, as published."""
         return Inversion(steps=self.steps, lr=self.image_lr, low=None, high=None, statistics=self.statistics)
 
-    def check(self, net: Classifier) -> None:
+    def check(self, net: Classifier, privacy: PrivacyConfig) -> None:
         """Without stored statistics there is nothing to go by."""
         require_batch_norm(net)
 

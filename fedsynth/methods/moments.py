@@ -21,13 +21,14 @@ from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
 from fedsynth.components.additions import INSTEAD, SYNTHETIC, note_additions, record_additions
+from fedsynth.components.class_moments import Size
 from fedsynth.components.moment_release import ATTEMPTS, MomentRelease, MomentSettings, ReleasedMoments, release_moments
 from fedsynth.components.samples import Samples
-from fedsynth.components.settings import MethodConfig
 from fedsynth.components.slots import LocalData
 from fedsynth.federation import Client, Done, Federation, method, task
 from fedsynth.federation.tasks import TaskError
 from fedsynth.learning.models import Classifier
+from fedsynth.privacy import PrivacyConfig
 from fedsynth.synthesis.class_balance import shortage_to_share
 from fedsynth.synthesis.moments import Basis, ClassModel, draw
 
@@ -43,10 +44,11 @@ CONTROLS: Controls = {
 
 
 @task
-def keep_moments(client: Client, model: ClassModel, real: Samples | None) -> Done:
+def keep_moments(client: Client, model: ClassModel, size: Size, real: Samples | None) -> Done:
     """Keep what to draw from for the rounds to come; real examples where these are the control."""
-    check_model(model, Basis(client.schema.shape, model.size), client.schema.classes)
-    client.state.keep_public(KEPT, {"model": model.model_dump(), "real": real and real.model_dump()})
+    check_model(model, Basis(client.schema.shape, size), client.schema.classes)
+    kept = {"model": model.model_dump(), "size": size, "real": real and real.model_dump()}
+    client.state.keep_public(KEPT, kept)
     return client.release(Done())
 
 
@@ -83,23 +85,24 @@ class Moments(MomentSettings, LocalData, name="moments"):
     def active(self, index: int) -> bool:
         return self.synthetic != "none" and (self.share > 0 or self.per_class is not None)
 
-    def prepare(self, fed: Federation, cfg: MethodConfig) -> None:
+    def prepare(self, fed: Federation, privacy: PrivacyConfig) -> None:
         if not self.active(1):
             return
-        released = release_moments(fed, self, MomentRelease(privacy=cfg.privacy, epsilon=self.epsilon))
+        released = release_moments(fed, self, MomentRelease(privacy=privacy, epsilon=self.epsilon))
         if released is None:
             fed.note(NOBODY)
             return
         show(fed, released)
         self.record(fed, released.model)
-        missed = fed.once("send class moments", lambda: self.send(fed, released.model))
+        missed = fed.once("send class moments", lambda: self.send(fed, released))
         if missed:
             fed.note(f"Could not be reached to be sent the class moments: {', '.join(missed)}.")
 
-    def send(self, fed: Federation, model: ClassModel) -> list[str]:
+    def send(self, fed: Federation, released: ReleasedMoments) -> list[str]:
         """Give everybody what to draw from; the clients that could not be reached."""
         real = draw_from_all(fed) if self.synthetic == "real" else None
-        return list(fed.broadcast(keep_moments, attempts=ATTEMPTS, model=model, real=real).failures)
+        model, size = released.model, released.size
+        return list(fed.broadcast(keep_moments, attempts=ATTEMPTS, model=model, size=size, real=real).failures)
 
     def record(self, fed: Federation, model: ClassModel) -> None:
         """What clients add: the same of every class, or what each finds that it lacks."""
@@ -121,12 +124,12 @@ class Moments(MomentSettings, LocalData, name="moments"):
         if self.per_class is None:
             wanted = shortage_to_share(client.class_counts(), self.share)
         labels = np.repeat(np.arange(len(wanted)), np.where(model.known.numpy(), wanted, 0))
-        basis, of = Basis(client.schema.shape, model.size), torch.from_numpy(labels)
+        basis, of = Basis(client.schema.shape, kept["size"]), torch.from_numpy(labels)
         note_additions(client, of)
         noise = noise_like(basis, len(labels), client.rng("noise"))
         drawn = stand_ins(self.synthetic, of, noise, Samples(**real) if real else None, client.rng("control"))
         if drawn is None:
-            drawn = draw(model, basis, labels, client.rng("moments"))
+            drawn = basis.examples(draw(model, labels, client.rng("moments")))
         return torch.cat([x, drawn.to(x)]), torch.cat([y, of.to(y)])
 
 
@@ -141,10 +144,10 @@ def noise_like(basis: Basis, count: int, rng: np.random.Generator) -> Tensor:
 def show(fed: Federation, released: ReleasedMoments) -> None:
     """Pictures of draws of each class; what was counted of it."""
     model, names = released.model, class_names(fed)
-    basis, known = Basis(fed.schema.shape, model.size), np.flatnonzero(model.known.numpy())
+    basis, known = Basis(fed.schema.shape, released.size), np.flatnonzero(model.known.numpy())
     if basis.images and len(known):
         labels = np.repeat(known, PICTURED)
-        drawn = draw(model, basis, labels, fed.rng("picture"))
+        drawn = basis.examples(draw(model, labels, fed.rng("picture")))
         fed.show("moments", drawn, torch.from_numpy(labels))
     there = ["yes" if label in known else "no" for label in range(len(names))]
     rows = [[*row] for row in zip(names, [round(count, 1) for count in released.counts], there, strict=True)]

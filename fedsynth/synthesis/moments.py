@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -115,15 +114,23 @@ def class_sums(q: Tensor, y: Tensor, classes: int, covariance: Covariance) -> Te
     return torch.cat([COUNT_WEIGHT * counts, math.sqrt(1 - COUNT_WEIGHT**2) * sums.flatten(), *squares])
 
 
-def read_sums(total: Tensor, dimensions: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts (classes), sums (classes × dimensions) and second moments (classes or 1) of `class_sums`."""
+class Sums(NamedTuple):
+    """What `class_sums` holds: counts and sums by class, second moments by class or over all."""
+
+    counts: Tensor
+    sums: Tensor
+    squares: Tensor
+
+
+def read_sums(total: Tensor, dimensions: int, classes: int) -> Sums:
+    """The parts of `class_sums`."""
     counts, sums, squares = total.split([classes, classes * dimensions, len(total) - classes * (1 + dimensions)])
     row, column, weight = _triangle(dimensions)
     triangles = squares.reshape(-1, len(row)) / weight
     matrices = torch.zeros((len(triangles), dimensions, dimensions), dtype=total.dtype)
     matrices[:, row, column] = triangles
     matrices[:, column, row] = triangles
-    return counts / COUNT_WEIGHT, sums.reshape(classes, dimensions) / math.sqrt(1 - COUNT_WEIGHT**2), matrices
+    return Sums(counts / COUNT_WEIGHT, sums.reshape(classes, -1) / math.sqrt(1 - COUNT_WEIGHT**2), matrices)
 
 
 @functools.cache
@@ -139,43 +146,31 @@ def _triangle(dimensions: int) -> tuple[Tensor, Tensor, Tensor]:
 class ClassModel(BaseModel):
     """A Gaussian for each class: its mean and a factor F of its covariance F Fᵀ, of its own or one for all.
 
-    `size` is that of the basis. A class that is not known is never drawn.
+    A class that is not known is not to be drawn from.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    size: int
     means: Tensor  # (classes, dimensions)
     factors: Tensor  # (classes or 1, dimensions, rank)
     known: Tensor  # (classes)
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """How vectors of a basis of this size were brought to length 1: (c − centre) / scale."""
-
-    size: int
-    scale: float
-    centre: Tensor | None = None
-
-
-def class_model(total: Tensor, basis: Basis, classes: int, std: float, scaling: Scaling) -> ClassModel:
-    """The model that follows from sums of scaled vectors with noise of this standard deviation on each number."""
-    counts, sums, squares = read_sums(total, basis.dimensions, classes)
+def class_model(total: Sums, std: float, scale: float = 1.0, centre: Tensor | None = None) -> ClassModel:
+    """The model that follows from sums of vectors (c − centre) / scale with noise of this standard deviation."""
+    counts, sums, squares = total
     known = counts > (SURE * std / COUNT_WEIGHT if std else 0.5)
     counts = counts.clamp_min(FEWEST_COUNTED if std else 1.0)
     means = sums / counts[:, None]
     between = counts[:, None, None] * means[:, :, None] * means[:, None, :]
-    if len(squares) == classes:
+    if len(squares) == len(counts):
         weights, spreads = counts, squares - between
     else:
         weights, spreads = counts[known].sum().clamp_min(1.0)[None], squares - between[known].sum(0)
-    floor = std * math.sqrt(2 * basis.dimensions) / weights
+    floor = std * math.sqrt(2 * means.shape[1]) / weights
     factors = torch.stack([factor(s / n, float(least)) for s, n, least in zip(spreads, weights, floor, strict=True)])
-    means, factors = scaling.scale * means, scaling.scale * factors
-    if scaling.centre is not None:
-        means = means + scaling.centre
-    return ClassModel(size=scaling.size, means=means.float(), factors=factors.float(), known=known)
+    means = scale * means if centre is None else scale * means + centre
+    return ClassModel(means=means.float(), factors=(scale * factors).float(), known=known)
 
 
 def factor(covariance: Tensor, floor: float) -> Tensor:
@@ -186,15 +181,14 @@ def factor(covariance: Tensor, floor: float) -> Tensor:
     return vectors * torch.where(values > max(floor, 0.0), values, 0.0).clamp_min(0).sqrt()
 
 
-def draw(model: ClassModel, basis: Basis, labels: np.ndarray, rng: np.random.Generator) -> Tensor:
-    """An example of each of these classes."""
+def draw(model: ClassModel, labels: np.ndarray, rng: np.random.Generator) -> Tensor:
+    """A vector of each of these classes."""
     classes, rank = torch.from_numpy(np.asarray(labels, dtype=np.int64)), model.factors.shape[2]
     z = torch.from_numpy(rng.standard_normal((len(classes), rank), dtype=np.float32))
     vectors = model.means[classes].clone()
     if len(model.factors) == 1:
-        vectors += z @ model.factors[0].T
-    else:
-        for label in classes.unique().tolist():
-            rows = classes == label
-            vectors[rows] += z[rows] @ model.factors[label].T
-    return basis.examples(vectors)
+        return vectors + z @ model.factors[0].T
+    for label in classes.unique().tolist():
+        rows = classes == label
+        vectors[rows] += z[rows] @ model.factors[label].T
+    return vectors

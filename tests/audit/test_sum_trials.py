@@ -15,7 +15,7 @@ from fedsynth.data.dataset import Schema
 from fedsynth.privacy import gaussian_sigma
 
 DELTA, MU = 1e-5, 1 / gaussian_sigma(6.0, 1e-5)
-CENTRE, MOMENTS = Centre(size=1), ClassMoments(size=1, covariance="shared", clip=0.3)
+CENTRE, MOMENTS = Centre(size=1), ClassMoments(size=1, covariance="shared", radius=0.3)
 
 
 def evaluated(statistic: Statistic, runs: int = 160) -> Finding:

@@ -48,18 +48,18 @@ VALUES = st.sampled_from([0.0, 0.5, 1.0, -3.0, 1e4, 3e38, math.inf, -math.inf, m
     record=st.lists(VALUES, min_size=16, max_size=16),
     label=st.integers(0, CLASSES - 1),
     middle=st.sampled_from([None, 0.0, 0.4, -1e9, 1e300]),
-    clip=st.sampled_from([1e-3, 0.3, 100.0]),
+    radius=st.sampled_from([1e-300, 1e-3, 1.2, 1e300]),
     size=st.sampled_from([1, 2, 4, 64]),
     covariance=st.sampled_from(["class", "shared"]),
 )
-def test_no_record_moves_a_sum_by_more_than_its_sensitivity(record, label, middle, clip, size, covariance) -> None:
+def test_no_record_moves_a_sum_by_more_than_its_sensitivity(record, label, middle, radius, size, covariance) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.random((9, 1, 4, 4)), np.arange(9) % CLASSES
     own = np.array(record).reshape(1, 1, 4, 4)
     dimensions = Basis((1, 4, 4), size).dimensions
     centre = None if middle is None else torch.full((dimensions,), middle, dtype=torch.float64)
     without, with_it = client_with(x, y), client_with(np.concatenate([x, own]), np.append(y, label))
-    for statistic in (Centre(size=size), ClassMoments(size=size, covariance=covariance, centre=centre, clip=clip)):
+    for statistic in (Centre(size=size), ClassMoments(size=size, covariance=covariance, centre=centre, radius=radius)):
         one, other = statistic.total(without), statistic.total(with_it)
         assert bool(torch.isfinite(other).all())
         assert float((other - one).norm()) <= statistic.sensitivity * (1 + 1e-9)
@@ -90,7 +90,7 @@ def test_where_nothing_covers_it_a_class_with_few_examples_is_left_out() -> None
 
 @pytest.mark.parametrize("length", [3, 300])
 def test_a_centre_that_does_not_fit_is_refused(length: int) -> None:
-    moments = ClassMoments(size=2, covariance="shared", centre=torch.zeros(length), clip=1.0)
+    moments = ClassMoments(size=2, covariance="shared", centre=torch.zeros(length), radius=1.0)
     with pytest.raises(FedsynthError, match="must have 4 numbers"):
         moments.total(client_with(np.zeros((4, 1, 4, 4)), np.zeros(4)))
 
@@ -128,12 +128,10 @@ def test_without_noise_the_sums_are_those_of_pooled_data(run_method: RunMethod) 
 def test_a_client_trains_on_fresh_draws(per_class: int | None, digits: FederatedData) -> None:
     """Of what it lacks to a share of its largest class, or of each class alike; not of what is not known."""
     known, drawn = np.arange(10) != 3, []
-    model = ClassModel(
-        size=2, means=torch.zeros((10, 4)), factors=torch.full((1, 4, 1), 0.1), known=torch.from_numpy(known)
-    )
+    model = ClassModel(means=torch.zeros((10, 4)), factors=torch.full((1, 4, 1), 0.1), known=torch.from_numpy(known))
     for round_ in (1, 2):
         client = own_of(digits, round_)
-        keep_moments(client, model, None)
+        keep_moments(client, model, 2, None)
         x, y = client.data.train.tensors()
         given = Moments(share=0.8, per_class=per_class)
         images, labels = given.examples(client, client.build(SMALL["mlp"]), x, y, None)
@@ -147,9 +145,9 @@ def test_a_client_trains_on_fresh_draws(per_class: int | None, digits: Federated
 
 @pytest.mark.parametrize("factors", [(2, 4, 1), (1, 5, 1), (10, 4)])
 def test_a_model_of_other_data_is_refused(factors: tuple[int, ...], digits: FederatedData) -> None:
-    model = ClassModel(size=2, means=torch.zeros((10, 4)), factors=torch.zeros(factors), known=torch.ones(10).bool())
+    model = ClassModel(means=torch.zeros((10, 4)), factors=torch.zeros(factors), known=torch.ones(10).bool())
     with pytest.raises(FedsynthError, match="do not fit the shape"):
-        keep_moments(own_of(digits, 1), model, None)
+        keep_moments(own_of(digits, 1), model, 2, None)
 
 
 def test_a_client_that_missed_the_moments_trains_on_its_own(digits: FederatedData) -> None:

@@ -143,7 +143,10 @@ def statistic(draw: Draw) -> dict[str, Any]:
     centre = torch.full((min(size, SHAPE[1]) ** 2,), 1.0, dtype=torch.float64)
     return {
         **{"name": "class_moments", "size": size, "covariance": pick(draw, "class", "shared")},
-        **{"centre": pick(draw, None, centre * pick(draw, 0.0, 0.3, 1e300)), "clip": pick(draw, None, 1e-3, 0.3, 100)},
+        **{
+            "centre": pick(draw, None, centre * pick(draw, 0.0, 0.3, 1e300)),
+            "radius": pick(draw, None, 1e-3, 1.2, 1e300),
+        },
     }
 
 
@@ -151,8 +154,8 @@ def class_models(draw: Draw) -> dict[str, Any]:
     """Gaussians to draw from, which may not fit."""
     size = pick(draw, 1, 2, 3)
     means = torch.full((CLASSES, 4), pick(draw, 0.0, 1e38))
-    fitting = {"size": size, "means": means, "factors": torch.ones((pick(draw, 1, CLASSES), 4, 2))}
-    return {"model": {**fitting, "known": torch.ones(CLASSES, dtype=torch.bool)}}
+    fitting = {"means": means, "factors": torch.ones((pick(draw, 1, CLASSES), 4, 2))}
+    return {"size": size, "model": {**fitting, "known": torch.ones(CLASSES, dtype=torch.bool)}}
 
 
 def vae(draw: Draw) -> dict[str, Any]:

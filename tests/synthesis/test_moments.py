@@ -15,7 +15,6 @@ from fedsynth.synthesis.moments import (
     COUNT_WEIGHT,
     SENSITIVITY,
     Basis,
-    Scaling,
     chosen_size,
     class_model,
     class_sums,
@@ -24,8 +23,6 @@ from fedsynth.synthesis.moments import (
     shortened,
     sum_length,
 )
-
-WHOLE = Scaling(size=64, scale=1.0)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (2, 6, 9)])
@@ -100,10 +97,9 @@ def test_draws_have_the_moments_of_their_class(covariance) -> None:
     spread = {0: np.diag([1.0, 0.2, 3.0]), 1: np.array([[1, 0.5, 0], [0.5, 1, 0], [0, 0, 0.1]])}
     x = np.concatenate([rng.multivariate_normal([c, -c, 5], spread[c], 4000) for c in (0, 1)])
     q, y = torch.from_numpy(x), torch.repeat_interleave(torch.arange(2), 4000)
-    basis = Basis((3,), 1)
-    model = class_model(class_sums(q, y, 3, covariance), basis, 3, 0.0, WHOLE)
+    model = class_model(read_sums(class_sums(q, y, 3, covariance), 3, 3), 0.0)
     assert model.known.tolist() == [True, True, False]
-    drawn = draw(model, basis, np.repeat([1, 0], 40000), np.random.default_rng(0)).numpy()
+    drawn = draw(model, np.repeat([1, 0], 40000), np.random.default_rng(0)).numpy()
     for label, part in zip((1, 0), np.split(drawn, 2), strict=True):
         own = q[y == label].numpy()
         assert part.mean(0) == pytest.approx(own.mean(0), abs=0.04)
@@ -114,22 +110,23 @@ def test_draws_have_the_moments_of_their_class(covariance) -> None:
 def test_directions_below_the_noise_are_left_out() -> None:
     q = torch.tensor([[3.0, 0.001], [-3.0, -0.001], [3.0, -0.001], [-3.0, 0.001]] * 50, dtype=torch.float64)
     total = class_sums(q, torch.zeros(200, dtype=torch.int64), 1, "class")
-    model = class_model(total, Basis((2,), 1), 1, 0.5, WHOLE)
+    model = class_model(read_sums(total, 2, 1), 0.5)
     assert model.factors[0].abs().sum(0).tolist() == pytest.approx([0, 3], abs=1e-3)
-    assert draw(model, Basis((2,), 1), np.zeros(9), np.random.default_rng(0))[:, 1].abs().max() < 1e-2
+    assert draw(model, np.zeros(9), np.random.default_rng(0))[:, 1].abs().max() < 1e-2
 
 
 def test_a_class_that_noise_may_have_made_is_not_drawn_from() -> None:
     counts = torch.zeros(sum_length(2, 3, "shared"), dtype=torch.float64)
     counts[:3] = torch.tensor([100.0, -5.0, 1.0]) * COUNT_WEIGHT
-    assert class_model(counts, Basis((2,), 1), 3, 2.0, WHOLE).known.tolist() == [True, False, False]
+    assert class_model(read_sums(counts, 2, 3), 2.0).known.tolist() == [True, False, False]
 
 
 def test_images_are_drawn_within_their_range() -> None:
     x = torch.rand((300, 1, 8, 8), generator=torch.Generator().manual_seed(0)).round()
     basis = Basis((1, 8, 8), 8)
     total = class_sums(basis.coefficients(x), torch.zeros(300, dtype=torch.int64), 1, "class")
-    drawn = draw(class_model(total, basis, 1, 0.0, Scaling(8, 1.0)), basis, np.zeros(50), np.random.default_rng(0))
+    model = class_model(read_sums(total, 64, 1), 0.0)
+    drawn = basis.examples(draw(model, np.zeros(50), np.random.default_rng(0)))
     assert drawn.shape == (50, 1, 8, 8)
     assert (float(drawn.min()), float(drawn.max())) == (0, 1)
 
