@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import fedsynth
 from fedsynth.audit.run import audit_run
 from fedsynth.cli.app import app
+from fedsynth.cli.common import out
 from fedsynth.synthesis.latent_statistics import Calibration
 
 SMALL = {
@@ -29,6 +30,7 @@ def run(folder: Path, method: Any = "fedavg", **sections: Any) -> Path:
 
 
 def audit(*words: object) -> Any:
+    out.width = 120  # whatever the terminal of the test that was first to import it
     return CliRunner().invoke(app, ["audit", *map(str, words)])
 
 
