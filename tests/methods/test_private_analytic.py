@@ -140,7 +140,7 @@ class HardlyAnyNoise(FeatureSum, name="hardly_any_noise"):
 @pytest.mark.parametrize("statistic", [RidgeMoments(of=COLUMNS, radius=1.0), FeatureSum(of=COLUMNS, length=1.0)])
 def test_an_audit_does_not_refute_the_releases(statistic: Any) -> None:
     trial = statistic.trial(Schema((4,), 2), mu=2.0)
-    found = run_trial(trial, 240, 1e-5, 0.95, np.random.default_rng(0))
+    found = run_trial(trial, 160, 1e-5, 0.95, np.random.default_rng(0))
     assert not found.refuted
     assert found.bound.epsilon > 1  # it does see the record
 
