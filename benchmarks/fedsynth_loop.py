@@ -25,6 +25,8 @@ def federated(split: Split, clients: int) -> FederatedData:
     starts, ends = split.bounds[:-1], split.bounds[1:]
     return FederatedData(
         pool=Dataset(split.x, split.y),
+        sources=np.zeros(len(split.y), dtype=np.int64),
+        groups=None,
         clients=[f"{number:06d}" for number in range(clients)],
         rows=split.rows,
         bounds=np.stack([starts, ends, ends, ends], axis=1),
