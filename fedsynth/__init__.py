@@ -5,8 +5,6 @@ result = fedsynth.run("fedavg", data={"name": "digits"}, train={"rounds": 5})
 result.summary.test.accuracy, result.model, result.path
 """
 
-from __future__ import annotations
-
 import importlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,7 +38,7 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
-def run(method: str = "fedavg", *, progress: bool | None = None, **sections: Any) -> RunResult:
+def run(method: str = "fedavg", *, progress: bool | None = None, **sections: Any) -> "RunResult":
     """Run one method. Keyword arguments are the sections and keys of an experiment file.
 
     `method` is a method's name, or a table with its name and settings: `{"name": "fedprox", "mu": 0.01}`.
@@ -52,7 +50,7 @@ def run(method: str = "fedavg", *, progress: bool | None = None, **sections: Any
     return run_experiment(make_experiment({**sections, "method": table}), progress=progress)
 
 
-def resume(path: str | Path, *, progress: bool | None = None, trust_plugins: bool = False) -> RunResult:
+def resume(path: str | Path, *, progress: bool | None = None, trust_plugins: bool = False) -> "RunResult":
     """Go on with a run that was interrupted, from its folder.
 
     `trust_plugins`: the plug-ins that its config names may be executed. Look at them first if the folder is not yours.

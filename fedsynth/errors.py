@@ -4,8 +4,6 @@ A `UserError` is a mistake in the input: the command line prints its sentence an
 The sentence names the file, key or client, and the fix.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ So one worker and many workers, a resumed run and an uninterrupted one, draw the
 needs comes from a secret key in the seed's place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Callable

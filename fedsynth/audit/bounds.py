@@ -4,8 +4,6 @@
 `evaluate_attack` asks how well an attack tells records that were trained on from others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

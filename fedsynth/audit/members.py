@@ -4,8 +4,6 @@ Members are the clients' train parts, the others their validation and test parts
 neither, serves to calibrate.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict

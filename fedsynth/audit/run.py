@@ -3,8 +3,6 @@
 An audit can refute a claim, never prove one: that nothing was found says that these attacks found nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The trials of what tasks claim about statistics of the data: class counts, and FedDPMS's means of latents."""
 
-from __future__ import annotations
-
 import math
 from typing import cast
 

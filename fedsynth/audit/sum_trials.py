@@ -1,7 +1,5 @@
 """The trials of releases of sums: each statistic says how it is tested; masked sums are tested before their masks."""
 
-from __future__ import annotations
-
 from fedsynth.components.class_moments import Centre, ClassMoments
 from fedsynth.components.released_sums import Statistic, release_masked_sum, release_sum
 from fedsynth.components.settings import MethodConfig

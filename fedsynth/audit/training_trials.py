@@ -4,8 +4,6 @@ Each runs the task's own code. Where what is released is computed from something
 from its critic; a masked number, from the number), the trial looks at that: an attacker who sees more.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

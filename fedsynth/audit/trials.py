@@ -5,8 +5,6 @@ show in which direction the numbers differ, and all together choose an event (a 
 apart from all that, evaluate this one event: so whatever was chosen, and however, the bounds hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations

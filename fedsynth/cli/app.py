@@ -4,8 +4,6 @@ A command imports what it needs when it is called: PyTorch takes seconds, and he
 name need none of it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The command that tries to refute claims: audit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +39,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def _print_audit(done: Audit) -> None:
+def _print_audit(done: "Audit") -> None:
     from fedsynth.audit.run import NEVER_PROVES
     from fedsynth.privacy.budget import say_number
 
@@ -60,7 +58,7 @@ def _print_audit(done: Audit) -> None:
         print_line(line)
 
 
-def _tested(row: AuditRow) -> str:
+def _tested(row: "AuditRow") -> str:
     if row.lower_bound is None:
         return row.audit
     claimed = f"; {row.claimed:.3g} claimed for {_releases(row)}" if row.claimed is not None else ""
@@ -69,7 +67,7 @@ def _tested(row: AuditRow) -> str:
     return f"{verdict}: ε ≥ {row.lower_bound:.2f}{claimed} ({how})"
 
 
-def _refuted(row: AuditRow) -> str:
+def _refuted(row: "AuditRow") -> str:
     assert row.lower_bound is not None
     assert row.claimed is not None
     if row.lower_bound > row.claimed:
@@ -79,11 +77,11 @@ def _refuted(row: AuditRow) -> str:
     return f"REFUTED: ε = {row.claimed:.3g} is claimed for {_releases(row)} of {row.row.release}; {found}."
 
 
-def _releases(row: AuditRow) -> str:
+def _releases(row: "AuditRow") -> str:
     return "one release" if row.releases == 1 else f"{row.releases} releases"
 
 
-def _attacked(attack: Attack) -> str:
+def _attacked(attack: "Attack") -> str:
     found = attack.result
     verdict = "FINDS members" if found.found else "finds no members"
     alarms = f"at {found.fpr:.1%} false alarms"
@@ -99,7 +97,7 @@ def _attacked(attack: Attack) -> str:
     )
 
 
-def _screened(screen: ClosestRecord) -> str:
+def _screened(screen: "ClosestRecord") -> str:
     verdict = "a WARNING" if screen["low"] > 0.5 else "nothing seen"
     return (
         f"Distance to the closest record (a screen, not a proof), {verdict}: {screen['share']:.1%} "

@@ -1,7 +1,5 @@
 """What the commands share: their options, how words become tables, and how results are printed."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Commands about data: partition and check."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +35,7 @@ def partition(
         _print_split(data)
 
 
-def _save_split(data: FederatedData, folder: Path) -> None:
+def _save_split(data: "FederatedData", folder: Path) -> None:
     from fedsynth.federation.store import write_json
     from fedsynth.report.plots import plot_split
 
@@ -46,7 +44,7 @@ def _save_split(data: FederatedData, folder: Path) -> None:
     plot_split(folder / "split.png", data.counts(), data.clients, data.schema)
 
 
-def _print_split(data: FederatedData) -> None:
+def _print_split(data: "FederatedData") -> None:
     classes = data.schema.class_names or tuple(map(str, range(data.schema.classes)))
     table = Table("client", *classes, "all", title="training examples by client and class", box=None)
     for client, row in list(zip(data.clients, data.counts(), strict=True))[:MOST_CLIENTS]:

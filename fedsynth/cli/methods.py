@@ -1,7 +1,5 @@
 """Commands about methods: methods and verify-method."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The commands for networks: `fedsynth deploy …` for whoever sets one up, `fedsynth site …` for the sites."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

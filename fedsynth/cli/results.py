@@ -1,7 +1,5 @@
 """Commands that show and measure results: report, dashboard, quality, export."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

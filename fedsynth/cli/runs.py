@@ -1,7 +1,5 @@
 """Commands that run one experiment: run and resume."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +57,7 @@ def resume(
     _print_run(resume_run(folder, progress, accept_code_change, trust_plugins), as_json)
 
 
-def _print_run(result: RunResult, as_json: bool) -> None:
+def _print_run(result: "RunResult", as_json: bool) -> None:
     from fedsynth.report.tables import summary_lines
 
     if as_json:

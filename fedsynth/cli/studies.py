@@ -1,7 +1,5 @@
 """Commands of many runs: compare, stress and advise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,7 +78,7 @@ def compare(
     print_comparison(done)
 
 
-def print_comparison(done: Comparison, as_json: bool = False) -> None:
+def print_comparison(done: "Comparison", as_json: bool = False) -> None:
     """The table of a comparison, and what its controls say."""
     from fedsynth.report.controls import verdict_lines
     from fedsynth.report.synthesis import failed_synthesis_lines
@@ -143,7 +141,7 @@ def stress(
         _print_stress(done, amounts, seeds)
 
 
-def _print_stress(done: Strained, shares: Sequence[float], seeds: int) -> None:
+def _print_stress(done: "Strained", shares: Sequence[float], seeds: int) -> None:
     table = Table("method", "trouble", *(f"{share:g}" for share in shares), box=None)
     for method, trouble in dict.fromkeys((row.method, row.trouble) for row in done.rows):
         found = [row for row in done.rows if (row.method, row.trouble) == (method, trouble)]
@@ -198,7 +196,7 @@ def advise(
         _print_advice(done)
 
 
-def _print_advice(done: Advice) -> None:
+def _print_advice(done: "Advice") -> None:
     table = Table("method", "own test, %", "all classes, %", "MB", "s", "protected", box=None, padding=(0, 2, 0, 0))
     for row in done.rows:
         spent = ("in part" if row.unprotected else "all") if row.protected else "nothing"
@@ -218,5 +216,5 @@ def _print_advice(done: Advice) -> None:
         print_line(line)
 
 
-def _percent(found: Interval | None, form: str = ".1f") -> str:
+def _percent(found: "Interval | None", form: str = ".1f") -> str:
     return "–" if found is None else found.text(form, 100)

@@ -1,7 +1,5 @@
 """Stand-ins for synthetic samples, by which a gain is evaluated: noise, or real images, with the same labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ simulation reads the notes when a run ends, so its record is exact. Over a netwo
 the server knows without asking, its own orders or what follows from counts that clients released for the method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

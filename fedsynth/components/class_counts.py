@@ -1,7 +1,5 @@
 """How many examples of each class clients have: what grouping and balancing need to know of them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

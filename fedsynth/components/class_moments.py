@@ -1,7 +1,5 @@
 """What clients tell of their classes: the sum of vectors in a fixed basis, for a centre, and each class's moments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Annotated

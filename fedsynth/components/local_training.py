@@ -4,8 +4,6 @@
 protects nothing; `dp_sgd_updates.py`, `clipped_updates.py`, `noisy_updates.py` and `secure_updates.py` hold the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -53,13 +51,13 @@ class UpdatePrivacy(SlotValue, slot="updates"):
     hides_records: ClassVar[bool] = False  # by DP-SGD
 
     @classmethod
-    def planned(cls, privacy: PrivacyConfig, trainings: int) -> UpdatePrivacy:
+    def planned(cls, privacy: PrivacyConfig, trainings: int) -> "UpdatePrivacy":
         """What an experiment asks for; a client will be asked to train so many times, at most."""
         return cls()
 
     # -- at the server ----------------------------------------------------------------------------------------------
 
-    def check(self, loop: Loop) -> None:
+    def check(self, loop: "Loop") -> None:
         """Refuse what cannot be protected, before anything has left a client."""
 
     def prepare(self, fed: Federation, objective: LocalObjective) -> None:
@@ -70,12 +68,12 @@ class UpdatePrivacy(SlotValue, slot="updates"):
         """How sums are kept secure; None where the server sees what each client sends."""
         return None
 
-    def at_clients(self) -> UpdatePrivacy:
+    def at_clients(self) -> "UpdatePrivacy":
         """What requests to clients name."""
         return self
 
     def collect(
-        self, fed: Federation, clients: list[str], model: Weights, request: TrainRequest, equal: bool
+        self, fed: Federation, clients: list[str], model: Weights, request: "TrainRequest", equal: bool
     ) -> Mapping[str, Update]:
         """What the clients send back; `equal`: all are to have equal weights, where that is decided before."""
         return fed.broadcast(train, to=clients, model=model, request=request)
@@ -89,7 +87,7 @@ class UpdatePrivacy(SlotValue, slot="updates"):
     def check_here(self, objective: LocalObjective, local_data: LocalData, net: nn.Module) -> None:
         """What a proof rests on, checked where the data is: the server's own checks may have been left out."""
 
-    def update(self, local: LocalContext, x: Tensor, request: TrainRequest, model: Weights) -> Update:
+    def update(self, local: LocalContext, x: Tensor, request: "TrainRequest", model: Weights) -> Update:
         """Train on these examples and release the update; `model` is what was received of the shared weights."""
         client, net = local.client, local.net
         result, extra = fit_objective(local, request.objective, x, local.labels)

@@ -8,8 +8,6 @@ A round is an exchange and a combination. What a method does in between is its o
     return loop.outcome()
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict, Unpack
@@ -98,7 +96,7 @@ class Slots:
     local_data: LocalData
 
     @classmethod
-    def chosen(cls, cfg: LoopConfig, own: OwnSlots) -> Slots:
+    def chosen(cls, cfg: LoopConfig, own: OwnSlots) -> "Slots":
         """The experiment's choice, or else the method's own, or else FedAvg's."""
         slots = cls(
             cfg.objective or own.get("objective", Plain()),

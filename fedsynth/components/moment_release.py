@@ -4,8 +4,6 @@ Without noise one exact sum leaves each client. With noise a centre comes first,
 around it, which is a much smaller ball than one around mid-grey, and so needs less noise.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal
 

@@ -3,8 +3,6 @@
 It proves nothing: all else leaves as ever.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import ClassVar
 
@@ -29,7 +27,7 @@ class NoisyUpdates(UpdatePrivacy):
     delta: float = Field(gt=0, lt=1)
 
     @classmethod
-    def planned(cls, privacy: PrivacyConfig, trainings: int) -> NoisyUpdates:
+    def planned(cls, privacy: PrivacyConfig, trainings: int) -> "NoisyUpdates":
         return cls(noise=privacy.noise, delta=privacy.delta)
 
     def with_noise(

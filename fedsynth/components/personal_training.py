@@ -1,7 +1,5 @@
 """A model that a client trains for itself, round after round; it never leaves."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fedsynth.federation import Client

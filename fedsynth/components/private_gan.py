@@ -1,7 +1,5 @@
 """A GAN whose critic is trained by DP-SGD, and what that proves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

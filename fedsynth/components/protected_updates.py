@@ -4,8 +4,6 @@ A reply holds protected weights and else only constants, the same for every clie
 number of steps leaves, and so all clients have equal weights. Work is counted as planned, not as done.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -59,7 +57,7 @@ class ProtectedUpdates(UpdatePrivacy):
         """What the experiment asks for, in its own words."""
         return f'privacy.updates = "{self.name}"'
 
-    def check(self, loop: Loop) -> None:
+    def check(self, loop: "Loop") -> None:
         slots = loop.slots
         self.refuse(slots.objective, slots.local_data, slots.aggregator, slots.post_aggregation)
         self.check_here(slots.objective, slots.local_data, loop.net)
@@ -112,17 +110,17 @@ class DpSgdUpdates(ProtectedUpdates, name="dp_sgd"):
     trainings: int = Field(ge=1)
 
     @model_validator(mode="after")
-    def _has_noise(self) -> DpSgdUpdates:
+    def _has_noise(self) -> "DpSgdUpdates":
         if self.noise is None and self.target is None:
             raise ValueError("a noise is missing, or a target that a client can calibrate one to")
         return self
 
     @classmethod
-    def planned(cls, privacy: PrivacyConfig, trainings: int) -> DpSgdUpdates:
+    def planned(cls, privacy: PrivacyConfig, trainings: int) -> "DpSgdUpdates":
         noise = privacy.noise if privacy.target is None else None
         return cls(clip=privacy.clip, delta=privacy.delta, noise=noise, target=privacy.target, trainings=trainings)
 
-    def check(self, loop: Loop) -> None:
+    def check(self, loop: "Loop") -> None:
         super().check(loop)
         if loop.cfg.train.max_grad_norm is not None:
             raise ConfigError(
@@ -193,7 +191,7 @@ class ClippedUpdates(ProtectedUpdates, name="clipped"):
     noise_at: Literal["client", "server"] = "client"
 
     @classmethod
-    def planned(cls, privacy: PrivacyConfig, trainings: int) -> ClippedUpdates:
+    def planned(cls, privacy: PrivacyConfig, trainings: int) -> "ClippedUpdates":
         noise = privacy.noise
         if privacy.target is not None:  # by the closed form
             sensitivity = _sensitivity(privacy.noise_at)
@@ -205,7 +203,7 @@ class ClippedUpdates(ProtectedUpdates, name="clipped"):
         """Standard deviation of the noise on an update (or on the sum of all)."""
         return self.noise * self.clip
 
-    def check(self, loop: Loop) -> None:
+    def check(self, loop: "Loop") -> None:
         super().check(loop)
         aggregator, tuning = loop.slots.aggregator, loop.slots.post_aggregation
         if self.noise_at == "server" and not isinstance(aggregator, Mean):

@@ -1,7 +1,5 @@
 """BatchNorm's statistics measured anew for each new model, in place of averages (`norm_buffers = "recalibrate"`)."""
 
-from __future__ import annotations
-
 from fedsynth.federation import Client, Federation, Reply, leaves, task
 from fedsynth.learning.aggregators import pooled_statistics
 from fedsynth.learning.models import ModelSpec

@@ -5,8 +5,6 @@ these vectors over its training examples: as it is, with noise of its own on all
 secure sum to which each client adds a share of the noise, so that what the server opens has it once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

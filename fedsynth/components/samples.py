@@ -1,7 +1,5 @@
 """Labelled images on their way between server and clients."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -21,17 +19,17 @@ class Samples(Message):
         """The images as networks take them."""
         return self.images.to(torch.float32) / (255 if self.images.dtype == torch.uint8 else 1)
 
-    def rows(self, rows: Tensor) -> Samples:
+    def rows(self, rows: Tensor) -> "Samples":
         """Some of them."""
         return Samples(images=self.images[rows], labels=self.labels[rows])
 
     @classmethod
-    def joined(cls, parts: list[Samples]) -> Samples:
+    def joined(cls, parts: "list[Samples]") -> "Samples":
         """All of them, one after the other."""
         return cls(images=torch.cat([p.images for p in parts]), labels=torch.cat([p.labels for p in parts]))
 
     @classmethod
-    def none(cls, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Samples:
+    def none(cls, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> "Samples":
         """No images of this shape."""
         return cls(images=torch.zeros((0, *shape), dtype=dtype), labels=torch.zeros(0, dtype=torch.int64))
 

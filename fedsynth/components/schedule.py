@@ -1,7 +1,5 @@
 """When a slot value acts: from a round on, and perhaps only in every so many."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, Field
 
 NEVER = 10**9  # a first round that does not come

@@ -9,8 +9,6 @@ keys or clients, or names an old state of a client to ask it a second time, is n
 not protected: this is not differential privacy, and it can be combined with it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

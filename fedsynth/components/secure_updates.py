@@ -1,7 +1,5 @@
 """Updates that are summed securely: the server learns their mean, and no single one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -56,7 +54,7 @@ class SecureSum(UpdatePrivacy, name="secure_sum"):
     sums: SecureSettings
 
     @classmethod
-    def around(cls, inner: UpdatePrivacy, privacy: PrivacyConfig) -> SecureSum:
+    def around(cls, inner: UpdatePrivacy, privacy: PrivacyConfig) -> "SecureSum":
         """What the experiment asks for."""
         scope = SCOPES.get((privacy.updates, privacy.noise_at))
         return cls(inner=inner, sums=SecureSettings(threshold=privacy.secure_threshold, scope=scope))
@@ -68,7 +66,7 @@ class SecureSum(UpdatePrivacy, name="secure_sum"):
     def at_clients(self) -> UpdatePrivacy:
         return self.inner
 
-    def check(self, loop: Loop) -> None:
+    def check(self, loop: "Loop") -> None:
         self.inner.check(loop)
         check_secure(loop)
 
@@ -87,7 +85,7 @@ class SecureSum(UpdatePrivacy, name="secure_sum"):
         return self.inner.protect_mean(fed, mean, names, replies)
 
 
-def check_secure(loop: Loop) -> None:
+def check_secure(loop: "Loop") -> None:
     """Refuse what needs single updates, before anything has left a client."""
     wanted, aggregator, tuning = "privacy.secure_aggregation = true", loop.slots.aggregator, loop.slots.post_aggregation
     require_primitives()

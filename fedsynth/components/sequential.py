@@ -6,8 +6,6 @@ next one directly; here every hand-off goes through the server, which therefore 
 rollback to "the latest available holder" is to what the server holds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, Unpack

@@ -1,7 +1,5 @@
 """Pieces of work that the server does itself, spread over its cores by `fed.compute`. No client's data is near."""
 
-from __future__ import annotations
-
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Settings shared by the methods: how the training goes, and the base of every method's own settings."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, Field, model_validator
@@ -47,7 +45,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", populate_by_name=True,
     )
 
     @model_validator(mode="after")
-    def _momentum_belongs_to_sgd(self) -> TrainConfig:
+    def _momentum_belongs_to_sgd(self) -> "TrainConfig":
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f'momentum has no meaning for optimizer = "{self.optimizer}"; remove it or choose "sgd"')
         return self
@@ -78,7 +76,7 @@ class MethodConfig(BaseModel, frozen=True, extra="forbid", arbitrary_types_allow
     )
 
     @model_validator(mode="after")
-    def _keeps_the_promise_of_privacy(self) -> MethodConfig:
+    def _keeps_the_promise_of_privacy(self) -> "MethodConfig":
         if self.privacy.updates != "none" and not self.protects:
             raise ValueError(
                 f'privacy.updates = "{self.privacy.updates}" protects the shared loop of fedavg and its relatives, '

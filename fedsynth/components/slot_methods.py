@@ -1,7 +1,5 @@
 """A slot value that is a method by itself: `@method("fedprox")` on its class, without settings or a body of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

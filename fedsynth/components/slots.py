@@ -4,8 +4,6 @@ A slot value is a small frozen object with a name and its settings. An experimen
 `aggregator = {name = "trimmed_mean", trim = 0.2}`), and a value that acts at the clients travels there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -42,7 +40,7 @@ class SlotValue(BaseModel):
     slot: ClassVar[str] = ""
     needs: ClassVar[str] = ""  # name of the value that must fill the other slot: clients' and server's half of a method
     unprotected: ClassVar[str] = ""  # why it does not go with protected updates; empty where it does
-    known: ClassVar[dict[str, type[SlotValue]]] = {}
+    known: "ClassVar[dict[str, type[SlotValue]]]" = {}
 
     def __init_subclass__(cls, slot: str = "", name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -76,7 +74,7 @@ class SlotValue(BaseModel):
             raise ConfigError(f'{cls.slot} "{name}", key "{key}": {problem["msg"].lower()}.') from None
 
     @classmethod
-    def as_method(cls, beside: Mapping[str, type[SlotValue]]) -> tuple[Callable[..., Any], type[Any]]:
+    def as_method(cls, beside: "Mapping[str, type[SlotValue]]") -> tuple[Callable[..., Any], type[Any]]:
         """The method that is FedAvg with this value in its slot, and those beside it (see `slot_methods.py`)."""
         raise NotImplementedError
 

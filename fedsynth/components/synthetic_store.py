@@ -1,7 +1,5 @@
 """The store of synthetic samples: what a client keeps beside its own examples and trains on."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Look at a data set before anything is trained on it: what it holds, and what is wrong with it."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The `[data]` table of an experiment: where the examples come from and how much of them is used."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -59,7 +57,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> DataConfig:
+    def _consistent(self) -> "DataConfig":
         if self.validation + self.test >= 1:
             raise ValueError("validation and test together must stay below 1, so that something is left to train on")
         if self.shares and len(self.shares) != len(self.sources):

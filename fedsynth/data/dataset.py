@@ -1,7 +1,5 @@
 """A labelled data set in memory, and the parts of it that one client holds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +22,7 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
-    def subset(self, rows: np.ndarray) -> Dataset:
+    def subset(self, rows: np.ndarray) -> "Dataset":
         """The examples at `rows`, copied."""
         return Dataset(self.x[rows], self.y[rows])
 

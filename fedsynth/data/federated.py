@@ -4,8 +4,6 @@ The rows of all clients lie in one array, so that 100,000 clients cost megabytes
 the pool only when they are asked for. Or data that stays where it is: what a network's server knows of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -238,7 +236,7 @@ class DescribedData:
                         "give all sites the same [schema]."
                     )
 
-    def with_counts(self, class_counts: Mapping[str, Sequence[int]]) -> DescribedData:
+    def with_counts(self, class_counts: Mapping[str, Sequence[int]]) -> "DescribedData":
         """The same sites, and what some of them released of their training examples, class by class."""
         return replace(self, class_counts=dict(class_counts))
 

@@ -1,7 +1,5 @@
 """What a split really is, in numbers: hashes, counts per client and class, and the realised skew."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NotRequired, TypedDict

@@ -1,7 +1,5 @@
 """One or several sources as one pool of examples, with the global test set fixed before any partition."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

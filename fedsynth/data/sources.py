@@ -3,8 +3,6 @@
 A source is a train part, perhaps a test part of its own, and perhaps the natural client of each example.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

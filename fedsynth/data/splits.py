@@ -9,8 +9,6 @@ The rules for a client with n examples:
 * the choice depends on the seed, the client's id and its own examples only, never on other clients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ One array, because every array is an object of its own to Flower: two hundred sm
 Nothing heavy is imported here: this runs in the process that a Flower node starts for every message.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Wraps another engine: the tasks are really carried out, but who can be reached, 
 have taken follow a schedule, so that fault tolerance is measured in simulated seconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal

@@ -5,8 +5,6 @@ polled for until all have answered or the deadline has passed. Flower's own wait
 seconds and cannot tell a site that is late from one that is lost.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

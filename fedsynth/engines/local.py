@@ -4,8 +4,6 @@ Workers are forked once the data is in memory, so they share it; requests and re
 folder; clients with the most data go first. A task whose worker died is tried once more elsewhere.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

@@ -4,8 +4,6 @@ They share this process's memory as it was when they were forked. One that dies 
 process that started them, even when that is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import multiprocessing

@@ -4,8 +4,6 @@ Only bytes pass. The client is rebuilt for every message, so nothing survives in
 store on disk. A method that gives the same bits here as on the local engine is ready for any network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from fedsynth.federation.host import TaskHost

@@ -3,8 +3,6 @@
 Variances are in percent² (accuracies are taken in percent), as the fairness papers print them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -2,8 +2,6 @@
 do they cover them, vary as much, or sit too close to single records?
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ The fields are the keys of the files. A key that was not given is not written; a
 it is in files of earlier versions, and a key that is not known here is left aside.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -36,7 +34,7 @@ class GlobalScores(Result):
     worst_class: float | None = None
     class_accuracy: list[float | None] = []
     examples: int = 0
-    sources: dict[str, GlobalScores] = {}
+    sources: "dict[str, GlobalScores]" = {}
     reason: str = ""
 
 

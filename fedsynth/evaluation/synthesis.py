@@ -4,8 +4,6 @@ Samples are compared with real ones in the space of the data itself. Who recogni
 real records are at hand), and the run's own final model, which may have trained on them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 client's own model. Validation parts serve selection; test parts are read by the final evaluation alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

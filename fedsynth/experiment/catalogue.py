@@ -3,8 +3,6 @@
 A method is a function or class under `@method("name", model="…")`; the first line of its docstring says what it does.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,7 +45,7 @@ def _declared(text: str) -> Iterator[Entry]:
                 yield Entry(ast.literal_eval(call.args[0]), about.split("\n")[0], model)
 
 
-def load_method(name: str) -> Method:
+def load_method(name: str) -> "Method":
     """A method of that name, imported; an error that names the nearest one otherwise."""
     import fedsynth.methods  # noqa: F401  (registers all methods)
     from fedsynth.federation.methods import find_method

@@ -1,7 +1,5 @@
 """What an experiment holds: sections with a default for every key, and errors that name the key."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +34,7 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     wait: float = Field(300.0, ge=0, description="flower: seconds to wait at the start until all sites are there")
 
     @model_validator(mode="after")
-    def _reachable(self) -> EngineConfig:
+    def _reachable(self) -> "EngineConfig":
         missing = [key for key in ("superlink", "certificate", "sites") if not getattr(self, key)]
         if self.name == "flower" and missing:
             raise ValueError(f"a network needs engine.{missing[0]}; see docs/network.md")
@@ -84,7 +82,7 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
 
     @model_validator(mode="after")
-    def _sections_agree(self) -> Experiment:
+    def _sections_agree(self) -> "Experiment":
         if self.train.patience is not None and not (self.evaluation.every and self.evaluation.clients):
             raise ValueError(
                 "train.patience stops by validation during training, which evaluation.every = 0 or evaluation.clients "

@@ -4,8 +4,6 @@ Nothing leaves this machine unless the tool is set up to send it: where it write
 variables (MLFLOW_TRACKING_URI, WANDB_MODE …).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -7,8 +7,6 @@ is not run before the user has said so.
 Light to import: a file that is not there is said at once.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

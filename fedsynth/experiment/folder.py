@@ -1,7 +1,5 @@
 """The folder of a run: made once, locked while a run goes, recognised again on resume."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib
@@ -33,7 +31,7 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, experiment: Experiment, source: str, manifest: Mapping[str, object] | None) -> RunFolder:
+    def create(cls, experiment: Experiment, source: str, manifest: Mapping[str, object] | None) -> "RunFolder":
         """A new folder with the resolved experiment, the versions and, if it is known yet, the manifest of the split.
 
         `source` names the data, in the folder's name.
@@ -68,7 +66,7 @@ class RunFolder:
         raise ConfigError(f'No free name for a run folder in "{experiment.runs}": set name = "…".')
 
     @classmethod
-    def reopen(cls, path: Path, experiment: Experiment, accept_code_change: bool) -> RunFolder:
+    def reopen(cls, path: Path, experiment: Experiment, accept_code_change: bool) -> "RunFolder":
         """A folder to go on with; refused when config or code are not those the run began with."""
         if _begun_with(path)["config"] != fingerprint(experiment.resolved()):
             raise ConfigError(f'"{path}" was begun with another config: restore its config.json, or start a new run.')

@@ -1,7 +1,5 @@
 """Progress for people at a terminal; silence elsewhere."""
 
-from __future__ import annotations
-
 import sys
 
 from rich.console import Console
@@ -12,7 +10,7 @@ from rich.progress import Progress as RichProgress
 class Quiet:
     """Shows nothing, but tells people in a notebook what they should know."""
 
-    def __enter__(self) -> Quiet:
+    def __enter__(self) -> "Quiet":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -46,7 +44,7 @@ class Bar(Quiet):
         self._progress = RichProgress(*columns, console=Console(stderr=True))
         self._task = None
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> "Bar":
         self._progress.start()
         return self
 

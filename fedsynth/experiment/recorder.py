@@ -1,7 +1,5 @@
 """Looks on while a run goes: validates, writes the metrics, keeps the best model, shows progress, stops early."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """From an experiment to a run folder: data, engine, federation, method, evaluation, record."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from contextlib import closing

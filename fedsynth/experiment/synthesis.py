@@ -1,7 +1,5 @@
 """What a run that adds data leaves beside its result: what was added to whom, class means, checks of the samples."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a task sees of the client it runs at: data, private state, randomness and the one way out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """What a server program sees of its federation: clients to ask, rounds to count, randomness to draw."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 

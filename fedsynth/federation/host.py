@@ -1,7 +1,5 @@
 """Where a request meets the data: bytes in, bytes out, the same on every engine."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 import traceback

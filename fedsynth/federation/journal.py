@@ -5,8 +5,6 @@ or damaged newest one costs a round, not the run. `phases/` keeps the end of eve
 is run again from its top on resume and needs what each phase gave.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The registry of methods: a server program, its settings and what a reader should know about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Who was asked, who answered, who did not and why, and what crossed the line between server and clients."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -77,7 +75,7 @@ class Participation:
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Participation:
+    def from_dict(cls, values: dict[str, Any]) -> "Participation":
         """Rebuild from `as_dict`."""
         kept: dict[str, Any] = dict(values)
         for name in ("asked", "answered", "bytes_up", "bytes_down"):

@@ -6,8 +6,6 @@ safetensors file: the tensors under readable names, the tree as JSON in the file
 code, and the same bytes serve the wire, the checkpoints and the private state of clients.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

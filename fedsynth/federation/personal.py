@@ -1,7 +1,5 @@
 """Rules by which a client forms a model of its own from the global one and what it keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from fedsynth.errors import FedsynthError, nearest

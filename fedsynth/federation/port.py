@@ -1,7 +1,5 @@
 """The port between the federation and whatever carries its requests out."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

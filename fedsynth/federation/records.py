@@ -4,8 +4,6 @@ A server program hands them to `fed.record(name, …)`; the last one of a name c
 and shown by the report. They hold what the server knows already: nothing crosses from a client for them.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any, Literal
 
@@ -34,7 +32,7 @@ class Matrix(_Record):
     marks: list[tuple[int, int]] = []
 
     @model_validator(mode="after")
-    def _fits(self) -> Matrix:
+    def _fits(self) -> "Matrix":
         columns = len(self.columns or self.rows)
         if len(self.values) != len(self.rows) or any(len(row) != columns for row in self.values):
             raise ValueError(f"the values must be {len(self.rows)} rows of {columns}")
@@ -58,7 +56,7 @@ class Listing(_Record):
     rows: list[list[str | float | int | None]]
 
     @model_validator(mode="after")
-    def _fits(self) -> Listing:
+    def _fits(self) -> "Listing":
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"every row must have {len(self.columns)} cells")
         return self
@@ -85,7 +83,7 @@ class Additions(_Record):
     noise: float = Field(0.0, ge=0)
 
     @model_validator(mode="after")
-    def _fits(self) -> Additions:
+    def _fits(self) -> "Additions":
         for rows in (self.added, self.held):
             if rows and (len(rows) != len(self.clients) or len({len(row) for row in rows}) > 1):
                 raise ValueError(f"there must be {len(self.clients)} rows of equal length, one for each client")

@@ -1,7 +1,5 @@
 """Answers as a server program reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +23,7 @@ class Replies(Mapping[str, Any]):
     def __getitem__(self, client: str) -> Any:
         return self._task.read_reply(decode(self._blobs[client].read())["fields"])
 
-    def joined_by(self, later: Replies) -> Replies:
+    def joined_by(self, later: "Replies") -> "Replies":
         """These and what those who failed have answered when they were asked again, in the order of the first."""
         failures = {client: f for client, f in (self.failures | later.failures).items() if client not in later}
         return Replies(self._task, self._blobs | later._blobs, failures, self._order)

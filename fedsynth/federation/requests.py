@@ -1,7 +1,5 @@
 """How a server program asks its clients: requests go out, answers are checked and counted, quorums are kept."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a server program carries, who looks on, and when too few have answered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
@@ -49,12 +47,12 @@ class Watcher(Protocol):
 
     def phase_started(self, name: str, rounds: int, done: int) -> None: ...
 
-    def round_done(self, fed: Federation, name: str, state: State) -> bool: ...
+    def round_done(self, fed: "Federation", name: str, state: State) -> bool: ...
 
-    def step_done(self, fed: Federation, name: str) -> None:
+    def step_done(self, fed: "Federation", name: str) -> None:
         """A step of a phase is done."""
 
-    def show(self, fed: Federation, name: str, images: Tensor, labels: Tensor) -> None:
+    def show(self, fed: "Federation", name: str, images: Tensor, labels: Tensor) -> None:
         """Keep pictures that the program wants people to see."""
 
     def snapshot(self) -> dict[str, Any]:

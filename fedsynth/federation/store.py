@@ -5,8 +5,6 @@ new version current. So a task that failed, came too late or was asked twice cha
 from the versions of its checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ A task is a function whose first parameter is the client; its other parameters a
 return type the fields of the reply. Both are checked on arrival, so a site never runs a task on something else.
 """
 
-from __future__ import annotations
-
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -19,7 +17,7 @@ from fedsynth.federation.payload import Fields
 if TYPE_CHECKING:
     from fedsynth.federation.trials import TrialMaker
 
-TASKS: dict[str, Task] = {}
+TASKS: "dict[str, Task]" = {}
 RAW = "raw"
 
 
@@ -79,7 +77,7 @@ class Task:
     def __call__(self, *args: Any, **kwargs: Any) -> Reply:
         return self.function(*args, **kwargs)
 
-    def trial(self, maker: TrialMaker) -> TrialMaker:
+    def trial(self, maker: "TrialMaker") -> "TrialMaker":
         """Declare how an audit tests what this task claims; see `trials.py`."""
         self.make_trials = maker
         return maker

@@ -1,7 +1,5 @@
 """Who was asked for what, when, and what came of it, ask by ask."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

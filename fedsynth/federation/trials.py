@@ -9,8 +9,6 @@ A task declares its trial, so that an audit runs the code that a run ran, at a r
 A claim whose task declares none cannot be tested, and an audit says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Arithmetic is in float64 and rounded once, in the order given, so results do not
 entries (BatchNorm's batch counter) are not averaged: the largest is taken.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Counting how many examples training has gone through, so that every result can say what it cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -4,8 +4,6 @@ What is random in them follows from public bits (SHAKE-256), so nothing has to b
 their inputs; in float64 the result of an example does not depend on its neighbours in a batch to about 1e-15.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

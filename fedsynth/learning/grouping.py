@@ -3,8 +3,6 @@
 Plain functions of tables with a row per client and a column per class; no federation here.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -5,8 +5,6 @@ pool are replaced by one 3x3 convolution of stride 1; the rest is unchanged. Lat
 in [0, 1], so that a mean of them has a bounded sensitivity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

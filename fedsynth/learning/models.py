@@ -4,8 +4,6 @@ A `Classifier` is a `body` that turns an example into a representation (a vector
 To add a model, write a function that makes the body and register it with `@model("name")`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Penalties that are quadratic or linear in the weights are added to the gradients
 operation per step, instead of being sent through autograd.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

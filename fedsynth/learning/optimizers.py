@@ -1,7 +1,5 @@
 """The settings of one local training, its optimiser, and how the rate changes from round to round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from functools import partial

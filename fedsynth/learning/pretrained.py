@@ -1,8 +1,6 @@
 """A pretrained network from a safetensors file: numbers alone. What computes with them is a registered model, so no
 code of the file is executed (a TorchScript file would be code)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors import SafetensorError

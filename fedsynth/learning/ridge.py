@@ -14,8 +14,6 @@ off the diagonal, and u·onehot(y)ᵀ. The first is no longer than the whole mat
 of standard deviation s on every packed number is s on the diagonal of S and 32/45·s beside it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -39,7 +37,7 @@ class RidgeSums:
     by_class: Tensor
 
     @classmethod
-    def none(cls, features: int, classes: int) -> RidgeSums:
+    def none(cls, features: int, classes: int) -> "RidgeSums":
         """The sums over no examples."""
         size = features + 1
         return cls(torch.zeros((size, size), dtype=torch.float64), torch.zeros((size, classes), dtype=torch.float64))
@@ -56,7 +54,7 @@ class RidgeSums:
         return torch.cat([self.second[rows, columns] * _scale(rows, columns), self.by_class.flatten()])
 
     @classmethod
-    def unpacked(cls, values: Tensor, features: int, classes: int) -> RidgeSums:
+    def unpacked(cls, values: Tensor, features: int, classes: int) -> "RidgeSums":
         """The sums from their vector."""
         sums = cls.none(features, classes)
         rows, columns = torch.triu_indices(*sums.second.shape)

@@ -5,8 +5,6 @@ Plain functions of tables; no federation here. The client itself is never its ow
 (its table 2 shows that), and for σ_i would add a τ_i² that says nothing of the others.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

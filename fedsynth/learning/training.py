@@ -5,8 +5,6 @@ DataLoader), images and convolutions lie channels_last, the optimiser is fused, 
 number to be read back before the end of an epoch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -209,7 +207,7 @@ class Tally:
         """The mean over the classes that there are, so that rare ones count as much; nan without examples."""
         return float(np.nanmean(self.per_class())) if self.total.sum() else math.nan
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: "Tally") -> "Tally":
         return Tally(self.correct + other.correct, self.total + other.total, self.loss + other.loss)
 
 

@@ -5,8 +5,6 @@ second time at the coarser one; all is averaged down to a quarter of the side, a
 follows from the shape of the images alone.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A model's weights as a dictionary of tensors: taking them out, putting them back, naming their parts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

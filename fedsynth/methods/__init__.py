@@ -1,7 +1,5 @@
 """One file per method. Importing this package registers them all; a new file needs no edit elsewhere."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

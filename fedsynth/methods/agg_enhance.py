@@ -14,8 +14,6 @@ everybody's, so the server needs no single model. With `privacy.secure_aggregati
 sums only. The candidates themselves leave the clients as they are.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import torch

@@ -16,8 +16,6 @@ limited to twice the originals of a class, as everywhere here. `mediators` is th
 made once, before (i) changes the counts. Images are not mirrored unless `flip` says so.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

@@ -6,8 +6,6 @@ the slots of the shared loop, `post_aggregation` apart, work within a group. Wit
 (`threshold = "none"`, which needs no GANs).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar

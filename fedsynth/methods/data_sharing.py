@@ -12,8 +12,6 @@ Deviations: no model is trained on G before the first round, as Zhao et al. do a
 part of G may hold examples of its own; they count twice there.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pydantic import Field

@@ -7,8 +7,6 @@ Deviations: the paper's own model takes so many steps a round; here as many epoc
 from the same weights. With lam = 0 the personal models are `local` and the global one is FedAvg, bit-identical.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import ClassVar
 

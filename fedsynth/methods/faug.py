@@ -11,8 +11,6 @@ The distillation term is the squared distance of softmaxed scores (the paper: a 
 With weight 0 and no seeds it is `local`, bit-identical. Real images leave clients, unprotected.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -13,8 +13,6 @@ the server tunes: settings. The claimed (0, δ)-privacy does not hold; what hold
 weights that were shared anyway.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np

@@ -4,8 +4,6 @@ Deviations: BatchNorm's running statistics are averaged like the weights by defa
 has no BatchNorm. Weights are the numbers of training examples of the clients that answered.
 """
 
-from __future__ import annotations
-
 from fedsynth.components.local_training import Update
 from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.federation import Client, Federation, Outcome, State, method, task

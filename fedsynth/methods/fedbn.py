@@ -7,8 +7,6 @@ Deviations: GroupNorm and LayerNorm layers are kept at the clients too, not Batc
 section it takes the BatchNorm network of Fed-ZDA, because FedBN on a network without such layers is FedAvg.
 """
 
-from __future__ import annotations
-
 from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.federation import Federation, Outcome, method
 

@@ -6,8 +6,6 @@ h ← h − α/m Σ_{i answered} (w_i − w_t), m being all clients, and sets w 
 Deviations: none for the weights (the mean is unweighted, as in the paper); BatchNorm statistics are averaged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -9,8 +9,6 @@ that are left over join the group before them and M is at least 2, so that no av
 one image sends none. The averages are real images blended, released without protection: the record of releases says so.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field

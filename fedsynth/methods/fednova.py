@@ -6,8 +6,6 @@ w ← w − τ_eff Σ p_i d_i with d_i = (w − w_i)/‖a_i‖₁, p_i the share
 Deviations: for Adam, which the paper does not treat, ‖a_i‖₁ = τ_i. BatchNorm statistics are averaged by examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -7,8 +7,6 @@ experiments weigh by examples); BatchNorm statistics take the average. `optimize
 `momentum = 0` is FedAvg, bit-identical.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

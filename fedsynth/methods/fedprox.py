@@ -4,8 +4,6 @@ Deviations: none. All clients do the same number of epochs (the paper's γ-inexa
 FedAvg, bit-identical.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from fedsynth.components.slots import LocalContext, LocalObjective

@@ -7,8 +7,6 @@ Deviations: the head is the last linear layer. The body takes `train.local_epoch
 BatchNorm's running statistics belong to the body; they follow the data in both halves.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

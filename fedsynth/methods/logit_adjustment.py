@@ -11,8 +11,6 @@ exact ones would make the loss of a record depend on all others. With tau = 0 it
 bit-identical.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -10,8 +10,6 @@ It is a value of the slot for local data, so it stands beside any other method: 
 `share = 0` it is FedAvg, bit-identical.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np

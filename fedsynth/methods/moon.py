@@ -6,8 +6,6 @@ networks). A client that trains for the first time has no previous model and no 
 FedAvg, bit-identical.
 """
 
-from __future__ import annotations
-
 import copy
 
 from pydantic import Field

@@ -8,8 +8,6 @@ uniform and every sum carries p_k, which is the same objective and makes q = 0 F
 statistics are averaged by examples.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 upper bound that a federation cannot have: it exists in simulations only.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal
 

@@ -13,8 +13,6 @@ the mean answers of the clients' models, weighed the same way.
 With `kappa = 0` and `tune_epochs = 0` it is FedAvg, bit-identical, and no GANs are trained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -4,8 +4,6 @@ Deviations: the trimmed mean weighs the values it keeps by the clients' examples
 bit-identical (Yin et al. have equal clients). Multi-Krum averages the `keep` best, weighted likewise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ decay, clipping or Adam the clients use option I, the gradient of their data at 
 All clients have equal weights in the averages, as in the paper.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal

@@ -7,8 +7,6 @@ there. Images are not mirrored unless `flip` says so (`form = "published"` does)
 one, or none. The paper does not say how far images are rotated and shifted.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

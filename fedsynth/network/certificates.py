@@ -1,7 +1,5 @@
 """A certificate authority for one federation, the server's certificate, and a key pair per site."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os
@@ -28,7 +26,7 @@ class Authority:
     certificate: x509.Certificate
 
     @classmethod
-    def create(cls, name: str) -> Authority:
+    def create(cls, name: str) -> "Authority":
         """A new authority."""
         key = ec.generate_private_key(CURVE())
         subject = _name(name)

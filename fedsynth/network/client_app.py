@@ -3,8 +3,6 @@
 It always answers: an error that got out of it would carry its text to the server, and with it perhaps data.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable, Mapping

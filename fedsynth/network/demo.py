@@ -1,8 +1,6 @@
 """A federation on this machine, from nothing to a finished run: a SuperLink, three sites with a share of the digits
 each, TLS, registered keys, and FedDPMS over all of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

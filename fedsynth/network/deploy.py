@@ -1,7 +1,5 @@
 """Writes a federation folder: what the server and each site need, and a page that says who does what in which order."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

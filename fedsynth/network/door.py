@@ -5,8 +5,6 @@ In front of it, the process that Flower starts for every message only passes byt
 data. Only the standard library is used here, so that this process starts quickly.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -1,8 +1,6 @@
 """What crosses from the server program to the terminal of whoever started it: progress, as a file of lines, and how it
 ended."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

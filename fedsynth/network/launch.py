@@ -4,8 +4,6 @@ The server program runs in a process of the SuperLink's machine and writes into 
 started on that machine. It may end before the run does; `fedsynth resume` starts the server program anew.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil
@@ -67,7 +65,7 @@ def run_over_network(
     return finished_run(experiment, path)
 
 
-def _carry_out(flower: Flower, path: Path, shown: Quiet) -> None:
+def _carry_out(flower: "Flower", path: Path, shown: Quiet) -> None:
     """Start the server program and follow it to its end."""
     attempt = uuid.uuid4().hex[:12]
     ended = end_file(path, attempt)
@@ -86,7 +84,7 @@ def _carry_out(flower: Flower, path: Path, shown: Quiet) -> None:
         raise (UserError if end.mistake else FedsynthError)(end.message)
 
 
-def _follow(flower: Flower, run: int, ended: Path, follower: Follower) -> End:
+def _follow(flower: "Flower", run: int, ended: Path, follower: Follower) -> End:
     """Show progress until the server program has left word of its end, or the SuperLink says that it is gone."""
     asked = time.monotonic()
     while True:

@@ -1,8 +1,6 @@
 """A whole federation on this machine, for rehearsals, the demo and tests: a SuperLink and a node per site, with TLS and
 authentication, started from a federation folder by its own scripts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -28,7 +26,7 @@ class Loopback:
         self.port = free_port()
         self.parts: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Loopback:
+    def __enter__(self) -> "Loopback":
         try:
             self.start_superlink()
             self.script("register.sh")

@@ -1,7 +1,5 @@
 """What a site allows, whatever the server asks. A policy can only refuse: it never makes a request do more."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +43,7 @@ class SitePolicy(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     largest_request: int = Field(2**30, ge=1, description="bytes that a request may have")
 
     @model_validator(mode="after")
-    def _protects_something(self) -> SitePolicy:
+    def _protects_something(self) -> "SitePolicy":
         if not self.unprotected and self.epsilon is None:
             raise ValueError("unprotected = false needs epsilon: a guarantee with an ε of any size protects nothing")
         if self.trust_sum and self.unprotected:

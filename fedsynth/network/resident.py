@@ -1,8 +1,6 @@
 """The process that holds a site's data. It answers each request in a forked copy of itself: a task that crashes takes
 nothing along, and nothing but what is on disk survives from one request to the next."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The Flower ServerApp: runs the server program of the run folder that the run config names."""
 
-from __future__ import annotations
-
 import json
 import time
 import traceback

@@ -5,8 +5,6 @@ under a folder per run: the private state, in versions (see `store.py`), and the
 same request asked again, as a resumed server does, gets the reply it got before: nothing is trained or noised twice.
 """
 
-from __future__ import annotations
-
 import builtins
 import datetime
 import hashlib

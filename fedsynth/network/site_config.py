@@ -1,7 +1,5 @@
 """A site's file, the data behind it as the federation's tasks see it, and how both are checked before a run."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import tomllib

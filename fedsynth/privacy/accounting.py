@@ -4,8 +4,6 @@ The distributions are those of the dp-accounting library, rounded so that ε is 
 too much memory (an ε in the hundreds or more) a bound takes their place: larger than the truth, never smaller.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import functools

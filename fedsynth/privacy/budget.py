@@ -1,7 +1,5 @@
 """What a client has spent, and how much it may: adding up guarantees, by unit and adjacency and over all of them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -46,7 +44,7 @@ class Spending:
             for event in guarantee.events:
                 events[event] += times
 
-    def plus(self, guarantees: Iterable[Guarantee]) -> Spending:
+    def plus(self, guarantees: Iterable[Guarantee]) -> "Spending":
         """What would be spent after these releases too."""
         result = Spending()
         result.events = {scope: Counter(events) for scope, events in self.events.items()}
@@ -78,7 +76,7 @@ class Spending:
         return list(_KEPT.dump_python(kept, mode="json"))
 
     @classmethod
-    def from_list(cls, values: list[Any]) -> Spending:
+    def from_list(cls, values: list[Any]) -> "Spending":
         """Rebuild from `as_list`."""
         result = cls()
         result.events = {scope: Counter(dict(events)) for scope, events in _KEPT.validate_python(values)}

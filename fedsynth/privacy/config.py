@@ -1,7 +1,5 @@
 """The `[privacy]` section."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -65,7 +63,7 @@ class PrivacyConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False)
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> PrivacyConfig:
+    def _consistent(self) -> "PrivacyConfig":
         for name in ("clip", "noise", "noise_at", "target"):
             value = getattr(self, name)
             if self.updates == "none" and value != type(self).model_fields[name].default:

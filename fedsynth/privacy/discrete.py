@@ -4,8 +4,6 @@ Its ε is not that of the continuous Gaussian: at σ = 1 and δ = 1e-5 it is 4.4
 its own, accounted with its own distribution, and its noise is chosen by its own δ.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from fractions import Fraction

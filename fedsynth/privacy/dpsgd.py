@@ -8,8 +8,6 @@ draws for each record (dropout, a sampled latent). Were it known and dealt by po
 would change what all later ones get.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

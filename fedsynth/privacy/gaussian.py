@@ -3,8 +3,6 @@
 μ is the L2 sensitivity divided by the standard deviation of the noise. k releases with the same μ are one with μ√k.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable

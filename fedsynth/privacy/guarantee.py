@@ -4,8 +4,6 @@ A field that leaves a client without a `Guarantee` is unprotected. A mechanism t
 `Guarantee.none(…)`: it is shown, and counted as unprotected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -105,7 +103,7 @@ class Guarantee(_Frozen):
     masked: bool = Field(False, description="the server reads it as a part of a sum only")
 
     @model_validator(mode="after")
-    def _consistent(self) -> Guarantee:
+    def _consistent(self) -> "Guarantee":
         if self.proven != bool(self.events):
             raise ValueError(
                 "a proof needs events (PureEvent(epsilon=0) where nothing depends on the data), and events are a proof"
@@ -119,12 +117,12 @@ class Guarantee(_Frozen):
         return self
 
     @classmethod
-    def none(cls, mechanism: str, not_covered: str, claimed: str = "") -> Guarantee:
+    def none(cls, mechanism: str, not_covered: str, claimed: str = "") -> "Guarantee":
         """A mechanism was used, but it proves nothing; `not_covered` says why."""
         return cls(mechanism=mechanism, not_covered=not_covered, claimed=claimed, proven=False)
 
     @classmethod
-    def constant(cls, mechanism: str, why: str, scope: Scope = ("record", "add or remove one")) -> Guarantee:
+    def constant(cls, mechanism: str, why: str, scope: Scope = ("record", "add or remove one")) -> "Guarantee":
         """Nothing is spent, and `why`."""
         free, (unit, adjacency) = (PureEvent(epsilon=0),), scope
         return cls(mechanism=mechanism, events=free, unit=unit, adjacency=adjacency, covered=f"all of it: {why}")
@@ -144,13 +142,13 @@ class Guarantee(_Frozen):
         """Whether it spends something of a budget."""
         return self.proven and not self.free
 
-    def seeded(self) -> Guarantee:
+    def seeded(self) -> "Guarantee":
         """The same where the noise comes from the run's seed: who has the seed can take it off."""
         if not self.costs:
             return self
         return self.model_copy(update={"against": weakest([self.against, "all but holders of the seed"])})
 
-    def in_plain_words(self) -> Guarantee:
+    def in_plain_words(self) -> "Guarantee":
         """The same, described by its numbers alone: free text could carry anything."""
         described = "; ".join(map(_describe, self.events)) or "no proof"
         return self.model_copy(update={"mechanism": described, "covered": "", "not_covered": "", "claimed": ""})

@@ -4,8 +4,6 @@ Most clients have the same history, so a history is kept as counts of parcels: a
 task with its fields and their guarantees. That stays small with many clients and many rounds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -137,7 +135,7 @@ class Ledger:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Ledger:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Ledger":
         """Rebuild from `as_dict`."""
         return cls(
             [Guarantee.model_validate(guarantee) for guarantee in values["guarantees"]],

@@ -3,8 +3,6 @@
 A sensitivity is a promise that clipping keeps: noise without a clip before it proves nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The ledger as a table and in sentences: what was released, how often, and what is proven about it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -9,8 +9,6 @@ come from 32 bits of the seed and a generator that is no cipher. Here they are a
 All secrets come from the operating system. They cancel, so the sum is the same whatever they were.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import os
@@ -103,7 +101,7 @@ class Secrets:
     seed: str  # of the client's own mask
 
     @classmethod
-    def new(cls) -> Secrets:
+    def new(cls) -> "Secrets":
         """From the operating system's randomness."""
         return cls(_new_key(), _new_key(), _text(os.urandom(32)))
 

@@ -1,7 +1,5 @@
 """What a finished run leaves beside its metrics: tables and pictures."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a report page is made of. Texts are plain: the template escapes them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A control is a run of the same method with something taken away: no synthesis, n
 filter. Differences are taken seed by seed, because runs of one seed share the split and the start model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import mean, stdev

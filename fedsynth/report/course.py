@@ -1,7 +1,5 @@
 """Sections of a run's report about its course: who took part, what it cost, what left the clients, how to redo it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter

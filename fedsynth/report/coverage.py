@@ -1,7 +1,5 @@
 """Who was missing from a run, when, and which classes that cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from fedsynth.components.class_counts import count_classes

@@ -4,8 +4,6 @@ Names of clients, classes and methods come from elsewhere, and a spreadsheet run
 Such text is written with an apostrophe before it, which spreadsheets take as "this is text"; reading takes it off.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Read only. What can be asked for is a list: the run folders found below the give
 that is not in the list is answered 404 without a look at the disk, so no path outside can be read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import time
@@ -125,7 +123,7 @@ def page_at(root: Path, path: str) -> Page | None:
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD with pages, everything else with a refusal."""
 
-    server: Dashboard
+    server: "Dashboard"
     timeout = SLOW
     server_version, sys_version = "fedsynth", ""
 

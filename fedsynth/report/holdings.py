@@ -1,7 +1,5 @@
 """Sections of a run's report about data: who has what, what was synthesised, what the method recorded."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

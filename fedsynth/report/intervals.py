@@ -1,7 +1,5 @@
 """Means over seeds with 95 % intervals, and paired differences on the same splits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sections of a run's report about its result: the headline, the curves, the clients and the classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

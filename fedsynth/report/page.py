@@ -1,7 +1,5 @@
 """One self-contained HTML page about a run, or about several side by side. It needs no network and runs no script."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Pictures of a run. Drawn without a screen; colours that survive colour blindness and grey printing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -4,8 +4,6 @@ A folder may come from another machine, an older version or a run that was kille
 that are missing, damaged, too large or links to elsewhere become a sentence in `problems`, never an error.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import sys

@@ -1,7 +1,5 @@
 """Sections of a report about several runs: means with intervals, paired differences, curves one over the other."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence

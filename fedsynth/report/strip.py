@@ -3,8 +3,6 @@
 Its pictures, with the samples themselves and what they are worth, are made in `strip_blocks.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsynth.federation.records import ADDED, ADDED_AT_SERVER, Additions

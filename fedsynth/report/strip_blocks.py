@@ -1,7 +1,5 @@
 """The blocks of the repair strip: they open the report of every run, and of every comparison, that adds data."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import io

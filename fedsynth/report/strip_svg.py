@@ -4,8 +4,6 @@ Colours are a palette for colour blindness, and not the only sign: classes stand
 class, and every part says what it is when pointed at.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Charts are drawn about 340 units wide, so that their text stays readable on a ph
 lines differ in their dashes, marks in their shape. Every text is escaped; every chart has a title and a description.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the checks of a synthesis say, in words: each with a mark that is a sign and, but for good news, a word."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fedsynth.evaluation.results import RunSummary, SynthesisCheck

@@ -1,7 +1,5 @@
 """Results as tables: for the terminal, Markdown and CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 

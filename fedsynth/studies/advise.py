@@ -3,8 +3,6 @@
 Every candidate runs with several seeds on the same splits, side by side on the cores; `recommendation.py` reads them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

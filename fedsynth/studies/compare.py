@@ -1,7 +1,5 @@
 """Several methods and seeds on the same splits, one table. A comparison that was interrupted can be resumed."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence

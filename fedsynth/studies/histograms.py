@@ -2,8 +2,6 @@
 and scaled down to what a small public data set can play.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

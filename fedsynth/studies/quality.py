@@ -1,7 +1,5 @@
 """How good the synthetic images of a run are: useful, recognisable, varied, and not copies."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Recommended is the simplest of those that the best one does not clearly beat and
 comes before FedAvg, FedAvg before the others, and of those the cheaper first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rows of a comparison: methods, variants of methods with a name and settings of their own, and controls."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

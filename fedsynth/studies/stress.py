@@ -4,8 +4,6 @@ Every kind of trouble has one setting that grows; all runs have the same data, s
 the cores, and a folder that exists is gone on with.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

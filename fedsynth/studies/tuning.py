@@ -5,8 +5,6 @@ settings as given, so tuning never chooses worse ones (on validation). Trials ar
 search is replayed from them: a tuning that was killed goes on where it was and chooses the same.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -7,8 +7,6 @@ What leaves: the declared fields, and no training example.
 Dead clients: it ends without one, and without all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import tempfile

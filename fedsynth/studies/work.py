@@ -1,7 +1,5 @@
 """The runs and searches of a comparison, carried out: what is done is kept, the rest goes side by side on the cores."""
 
-from __future__ import annotations
-
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A small convolutional auto-encoder for images of any shape: what it is for here is its embedding."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from zipfile import BadZipFile

@@ -1,7 +1,5 @@
 """Which classes a client lacks, how much of each, and who is to generate it. Plain functions of class counts."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """GANs (and a VAE in their place): the pair of networks, its weights, what it learns from, drawing images with it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -4,8 +4,6 @@ No layer mixes the examples of a batch (no BatchNorm), so that every example's g
 alone. Transposed 4x4 convolutions take a third of the time of upsampling and a 3x3 convolution on a CPU.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -10,8 +10,6 @@ in the batch, one record more would change the terms of all later ones. The gene
 that nothing which it draws depends on how many records were in a batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

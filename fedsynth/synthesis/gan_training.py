@@ -6,8 +6,6 @@ for all the critic's steps at once, the penalty's gradient as a chain of transpo
 Adam.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

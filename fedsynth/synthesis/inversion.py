@@ -5,8 +5,6 @@ the result does not depend on how inputs are batched (but for the statistics ter
 PyTorch. Used by Fed-ZDA (zero-shot images, eq. 3) and AggEnhance (class interior points, eq. 11).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ own classifier recognises what the decoder makes of them. `class_statistics` is 
 latents, their number and their second moment, each once, with noise that is calibrated to (ε, δ).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Images are described by their lowest orthonormal DCT-II coefficients in each cha
 are read. A `ClassModel` is a Gaussian for each class there; a draw goes back through the inverse transform.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Literal, NamedTuple

@@ -4,8 +4,6 @@ Copies are made for a whole batch at once. They add little that is new: a class 
 what it has (GANDALF, section 4.2), or a model learns the few originals by heart.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
@@ -26,7 +24,7 @@ class Static(BaseModel, frozen=True):
     flip: bool = Field(False, description="mirror every other copy; makes nonsense of digits and letters")
     padding: Literal["edge", "zero"] = Field("edge", description="what moves in from outside: the edge's pixels, or 0")
 
-    def static_augmentation(self) -> Static:
+    def static_augmentation(self) -> "Static":
         """These settings alone, where a method has them among its own."""
         return Static(**{name: getattr(self, name) for name in Static.model_fields})
 

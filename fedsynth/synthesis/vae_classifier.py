@@ -5,8 +5,6 @@ reads; a classifier that is built on a latent (`model.name = "latent_cnn"`) brin
 (table 4, generalised to images of any shape).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +33,7 @@ class VaeSpec:
     weight: float  # λ of the loss
     lr: float | None = None  # the auto-encoder's own learning rate: then it stands beside the classifier and reads only
 
-    def objective(self, base: Objective, net: VaeNet) -> Objective:
+    def objective(self, base: Objective, net: "VaeNet") -> Objective:
         """What is minimised: jointly, as published, or side by side. A classifier that reads the latent shares it."""
         if self.lr is None or own_latent(net.classifier):
             return VaeObjective(base, self.weight)
@@ -46,7 +44,7 @@ class VaeSpec:
         own = own_latent(classifier)
         return own.heads if own else LatentHeads(reads_features(classifier).in_features, self.latent)
 
-    def decoder(self, classifier: Classifier, schema: Examples) -> Decoder:
+    def decoder(self, classifier: Classifier, schema: Examples) -> "Decoder":
         """A decoder that mirrors the convolutions (tables 3 and 4)."""
         own = own_latent(classifier)
         size = own.heads.mean.out_features if own else self.latent

@@ -1,7 +1,5 @@
 """Arithmetic shared by the partitioners: tables of counts (client x class) and how they are dealt out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Partitioners that draw no proportions of classes: iid, quantity, shards, unimodal, natural, counts."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np
@@ -154,7 +152,7 @@ class CountsConfig(PartitionConfig):
         return values
 
     @model_validator(mode="after")
-    def _a_table(self) -> CountsConfig:
+    def _a_table(self) -> "CountsConfig":
         if self.num_clients != len(self.counts):
             raise ValueError(f"counts has {len(self.counts)} rows, and num_clients is {self.num_clients}")
         if len({len(row) for row in self.counts}) != 1:

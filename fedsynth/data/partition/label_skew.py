@@ -1,8 +1,6 @@
 """Partitioners that give clients unequal classes: dirichlet, lognormal, n_class, major_minor, few_sample,
 multimodal."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -4,8 +4,6 @@ A partitioner is `(labels, config, rng, groups) -> list of index arrays`: disjoi
 work. It repairs a draw that leaves a client too small by moving examples; it never draws again.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A small compressed file can hold any number of bytes: there is a limit to what is unpacked.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

@@ -1,7 +1,5 @@
 """Folders of images, one for each class; and data that is already federated, one folder or file for each client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 From the Hugging Face hub (extra `hub`) they come as parquet files whose images are PNG bytes.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import os

@@ -4,8 +4,6 @@ Images become (n, channels, height, width), uint8 or float32; rows of a table be
 Whole-number labels stay as they are; text labels are numbered by sorted order (by value when all are digits).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,7 +38,7 @@ class Raw:
         """The parts that exist."""
         return [self.train] if self.test is None else [self.train, self.test]
 
-    def change_examples(self, change: Callable[[np.ndarray], np.ndarray]) -> Raw:
+    def change_examples(self, change: Callable[[np.ndarray], np.ndarray]) -> "Raw":
         """The same labels with other examples, in every part."""
         train, *test = (replace(part, x=change(part.x)) for part in self.parts())
         return replace(self, train=train, test=test[0] if test else None)

@@ -1,7 +1,5 @@
 """Tables: csv and parquet files with a label column, and perhaps a column that names the client."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -11,8 +11,6 @@ and a twentieth of μ² onto the mean of the features before, from which u is me
 S are set to 0. Settings of `[train]` are not used: nothing is trained.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """What a client tells of its examples for a classifier in closed form: their sum, for a centre, and two moments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

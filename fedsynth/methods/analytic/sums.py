@@ -1,7 +1,5 @@
 """The sums of all clients: asked for a few at a time, kept for later runs where that is wanted, taken up from one."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection
 from pathlib import Path

@@ -21,8 +21,6 @@ note; ties in the matching fall by the seed; the latent heads, which nothing tra
 again then. With λ = 0 and nothing synthetic it is FedAvg, bit-identical.
 """
 
-from __future__ import annotations
-
 from fedsynth.components.ablations import draw_from_all
 from fedsynth.components.additions import INSTEAD, record_additions
 from fedsynth.components.loop import Loop, LoopState

@@ -1,7 +1,5 @@
 """Clients' part of FedDPMS: train with an auto-encoder, share what is allowed, synthesise what is missing."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who helps whom (FedDPMS, algorithm 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Settings of FedDPMS and FedVAE."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -88,7 +86,7 @@ class FedDpmsConfig(PublishedForm, FedVaeConfig):
         return value
 
     @model_validator(mode="after")
-    def _numbers_where_the_paper_has_them(self) -> FedDpmsConfig:
+    def _numbers_where_the_paper_has_them(self) -> "FedDpmsConfig":
         for name in ("quota", "classes"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:

@@ -4,8 +4,6 @@ The state's `shared` holds what each client has released (the paper's A, C and Z
 `frozen` the encoder at the end of the preliminary rounds, `supplied` who has the decoder.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

@@ -19,8 +19,6 @@ Variants: Private FL-GAN has one group, SDA-FL one for each client, FedDPGAN ave
 Without synthesis and with a mediator for each client it is FedAvg, bit-identical.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What clients do for GANDALF: train a GAN that is handed to them, and top up the classes they lack with it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Phase 1 of GANDALF: groups of similar clients, and a GAN for each that passes from client to client (algorithm 1)."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

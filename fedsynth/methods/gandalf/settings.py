@@ -1,7 +1,5 @@
 """Settings of GANDALF and of its variants."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -66,7 +64,7 @@ class GandalfConfig(PublishedForm, Static, SequentialConfig):
     averaged: ClassVar[bool] = False  # whether a GAN is averaged over its clients, or handed from one to the next
 
     @model_validator(mode="after")
-    def _consistent(self) -> GandalfConfig:
+    def _consistent(self) -> "GandalfConfig":
         if isinstance(self.groups, int) and self.groups < 1:
             raise ValueError(f"groups = {self.groups} must be 1 or more")
         if self.gan_epsilon is not None and self.privacy.updates != "dp_sgd":

@@ -18,8 +18,6 @@ Nothing protects the generators, unless `privacy.updates = "dp_sgd"`: then the c
 not say which classes they have, and the generators are all that leaves. Without synthesis it is `local`, bit-identical.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -73,7 +71,7 @@ class PflGanConfig(PublishedForm, GanConfig):
     )
 
     @model_validator(mode="after")
-    def _protected_as_far_as_it_goes(self) -> PflGanConfig:
+    def _protected_as_far_as_it_goes(self) -> "PflGanConfig":
         if self.privacy.updates not in ("none", "dp_sgd"):
             raise ValueError(f'privacy.updates = "{self.privacy.updates}" is for averaged models; use "dp_sgd"')
         if self.privacy.updates == "dp_sgd" and self.gan != "wgan_gp":

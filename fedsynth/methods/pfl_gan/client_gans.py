@@ -2,8 +2,6 @@
 each and compares the sets. Methods that need groups of similar clients share it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 They come from a generator that the client keeps, fresh, or from a set that it keeps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

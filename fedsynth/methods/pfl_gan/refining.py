@@ -1,7 +1,5 @@
 """PFL-GAN's work at the server after the comparison: the sets T_i, and a refined GAN on each (lines 13 to 16)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
