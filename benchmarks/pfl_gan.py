@@ -31,6 +31,7 @@ TINY = bool(os.environ.get("FEDSYNTH_TINY"))
 SMALL = {"gan_steps": 10, "samples_per_class": 10, "encoder_steps": 10} if TINY else {}
 PFL = {"name": "pfl_gan", **SMALL, **({"refined_steps": 10} if TINY else {})}
 GROUPS = {"name": "cluster_fedavg", **SMALL}
+MOMENT_GROUPS = {"name": "cluster_fedavg", "shared": "moments"}
 MODEL = {"name": "pfl_cnn", "channels": [16, 32], "hidden": [64]}
 """The paper does not describe its classifier; half the usual width trains four times as fast."""
 
@@ -53,6 +54,9 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg, logit adjustment": {**GROUPS, "objective": "logit_adjusted"},
     "cluster_fedavg, synthetic samples": {**GROUPS, "top_up": True},
     "cluster_fedavg, synthetic samples, BatchNorm": {**GROUPS, "top_up": True},
+    "cluster_fedavg, moments": MOMENT_GROUPS,
+    "cluster_fedavg, moments, synthetic samples": {**MOMENT_GROUPS, "top_up": True},
+    "moments": {"name": "moments"},
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
@@ -65,7 +69,8 @@ ROWS: dict[str, Table] = {
 DONOR = "cluster_fedavg"
 MAIN = (
     *("local", "local, balanced", "fedavg", "fedprox", "fedopt", "fedbn", "finetune", "faug", "rfa_rfd"),
-    *(DONOR, "cluster_fedavg, synthetic samples", "pfl_gan", "pfl_gan, as published"),
+    *(DONOR, "cluster_fedavg, synthetic samples", "cluster_fedavg, moments, synthetic samples", "moments"),
+    *("pfl_gan", "pfl_gan, as published"),
 )
 """Rows with three seeds; the others have one."""
 FEW = tuple(row for row in ROWS if row not in MAIN)
@@ -141,7 +146,8 @@ class Shared(Part):
         table = super().experiment(row, seed, runs)
         if row == "fedbn" or row.endswith(", BatchNorm"):
             table |= {"model": MODEL | {"norm": "batch"}}
-        if row not in self.first and table["method"]["name"] in ("pfl_gan", "cluster_fedavg", "rfa_rfd"):
+        trains = table["method"]["name"] in ("pfl_gan", "cluster_fedavg", "rfa_rfd") and ", moments" not in row
+        if trains and row not in self.first:
             donor = runs / (self.gans_of or self).folder(DONOR, seed)
             return table | {"method": {**table["method"], "gans_from": str(donor)}}
         return table

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedsynth.components.class_moments import CENTRE_COUNT, FEWEST, Centre, ClassMoments, MomentSums, Size, check_length
-from fedsynth.components.released_sums import ReleaseConfig, released_sum
+from fedsynth.components.released_sums import ReleaseConfig, released_sum, released_sums
 from fedsynth.federation import Federation
 from fedsynth.synthesis.moments import (
     COUNT_WEIGHT,
@@ -23,6 +23,8 @@ from fedsynth.synthesis.moments import (
     Covariance,
     chosen_size,
     class_model,
+    mean_errors,
+    mean_spread,
     read_sums,
 )
 
@@ -91,13 +93,19 @@ class MomentRelease(ReleaseConfig):
 
 
 class ReleasedMoments(BaseModel):
-    """A Gaussian for each class, what was counted of it and the noise on that; the size of the basis."""
+    """A Gaussian for each class, what was counted of it and the noise on that; the size of the basis.
+
+    `spread`: the mean squared distance of an example from its class's mean. `errors`: how far the mean of each class is
+    expected to lie from the true one, squared.
+    """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     model: ClassModel
     counts: list[float]
     noise: float
+    spread: float
+    errors: list[float]
     size: int = 0
 
 
@@ -112,9 +120,44 @@ class ReleasedCentre(BaseModel):
 
 def release_moments(fed: Federation, settings: MomentSettings, release: ReleaseConfig) -> ReleasedMoments | None:
     """A Gaussian for each class out of everybody's sums; None where nobody could be reached."""
+    asked = moments_to_ask(fed, settings, release)
+    if asked is None:
+        return None
+    statistic, dimensions = asked
+    released: ReleasedMoments | None = fed.once(
+        "class moments", lambda: gaussians(fed, statistic, dimensions, release), ReleasedMoments | None
+    )
+    return released and released.model_copy(update={"size": statistic.size})
+
+
+def release_moments_of_each(
+    fed: Federation, settings: MomentSettings, release: ReleaseConfig
+) -> dict[str, ReleasedMoments]:
+    """Gaussians out of each client's own sums, for those that could be reached."""
+    asked = moments_to_ask(fed, settings, release, of_each=True)
+    if asked is None:
+        return {}
+    (statistic, dimensions), mu = asked, release.mu(1 - CENTRE_SHARE)
+    std = 0.0 if mu is None else statistic.sensitivity / mu
+
+    def ask() -> dict[str, ReleasedMoments]:
+        replies = released_sums(fed, statistic, mu, attempts=ATTEMPTS)
+        return {c: gaussians_of(r.total, std, statistic, dimensions, fed.schema.classes) for c, r in replies.items()}
+
+    found = fed.once("class moments of each client", ask, dict[str, ReleasedMoments])
+    return {client: released.model_copy(update={"size": statistic.size}) for client, released in found.items()}
+
+
+def moments_to_ask(
+    fed: Federation, settings: MomentSettings, release: ReleaseConfig, of_each: bool = False
+) -> tuple[ClassMoments, int] | None:
+    """What to ask for and in how many dimensions; with ε around a centre, which is asked for first.
+
+    `of_each`: each client's own sums are used, not those of all. None where nobody could be reached.
+    """
     size, centre, shape = settings.first_size, None, fed.schema.shape
     if settings.epsilon is not None:
-        found = fed.once("centre of class moments", lambda: _centre(fed, size, release), ReleasedCentre | None)
+        found = fed.once("centre of class moments", lambda: _centre(fed, size, release, of_each), ReleasedCentre | None)
         if found is None:
             return None
         centre = found.centre
@@ -132,31 +175,36 @@ def release_moments(fed: Federation, settings: MomentSettings, release: ReleaseC
         unit=basis.reach,
         fewest=settings.fewest,
     )
-    released: ReleasedMoments | None = fed.once(
-        "class moments", lambda: gaussians(fed, statistic, basis.dimensions, release), ReleasedMoments | None
-    )
-    return released and released.model_copy(update={"size": size})
+    check_length(basis.dimensions, fed.schema.classes, statistic.covariance)
+    return statistic, basis.dimensions
 
 
-def _centre(fed: Federation, size: int, release: ReleaseConfig) -> ReleasedCentre | None:
+def _centre(fed: Federation, size: int, release: ReleaseConfig, of_each: bool) -> ReleasedCentre | None:
     found = released_sum(fed, Centre(size=size), release.mu(CENTRE_SHARE), release.sums(), attempts=ATTEMPTS)
     if found is None:
         return None
     examples = max(FEWEST_COUNTED, float(found.total[0]) / CENTRE_COUNT)
     scale = Basis(fed.schema.shape, size).reach / math.sqrt(1 - CENTRE_COUNT**2) / examples
     std = found.std * SENSITIVITY * math.sqrt(CENTRE_SHARE / (1 - CENTRE_SHARE))
-    return ReleasedCentre(centre=found.total[1:] * scale, doubt=std * fed.schema.classes / examples)
+    doubt = std * fed.schema.classes / examples * (math.sqrt(len(found.clients)) if of_each else 1.0)
+    return ReleasedCentre(centre=found.total[1:] * scale, doubt=doubt)
 
 
 def gaussians(
     fed: Federation, statistic: MomentSums, dimensions: int, release: ReleaseConfig
 ) -> ReleasedMoments | None:
     """What follows from one release of these moments, after that of a centre; None where nobody could be reached."""
-    classes = fed.schema.classes
-    check_length(dimensions, classes, statistic.covariance)
     found = released_sum(fed, statistic, release.mu(1 - CENTRE_SHARE), release.sums(), attempts=ATTEMPTS)
-    if found is None:
-        return None
-    sums = read_sums(found.total, dimensions, classes)
-    model = class_model(sums, found.std, statistic.scale, statistic.centre)
-    return ReleasedMoments(model=model, counts=sums.counts.tolist(), noise=found.std / COUNT_WEIGHT)
+    return None if found is None else gaussians_of(found.total, found.std, statistic, dimensions, fed.schema.classes)
+
+
+def gaussians_of(total: Tensor, std: float, statistic: MomentSums, dimensions: int, classes: int) -> ReleasedMoments:
+    """What follows from sums with noise of this standard deviation."""
+    sums = read_sums(total, dimensions, classes)
+    return ReleasedMoments(
+        model=class_model(sums, std, statistic.scale, statistic.centre),
+        counts=sums.counts.tolist(),
+        noise=std / COUNT_WEIGHT,
+        spread=statistic.scale**2 * mean_spread(sums),
+        errors=(statistic.scale**2 * mean_errors(sums, std)).tolist(),
+    )

@@ -1,7 +1,8 @@
 """FedAvg inside groups of similar clients: PFL-GAN's first phase finds the groups, each then has a model of its own.
 
-No paper: ours, beside PFL-GAN, whose comparison it takes (`pfl_gan/client_gans.py`). Its synthetic data is left out, or
-with `top_up` gives each client what it lacks of a class to its largest. Every round all groups train side by side;
+No paper: ours, beside PFL-GAN, whose comparison it takes: of GANs (`pfl_gan/client_gans.py`) or of class moments
+(`pfl_gan/client_moments.py`). Its synthetic data is left out, or with `top_up` gives each client what it lacks of a
+class to its largest. Every round all groups train side by side;
 the slots of the shared loop, `post_aggregation` apart, work within a group. With one group it is FedAvg, bit-identical
 (`threshold = "none"`, which needs no GANs).
 """
@@ -21,7 +22,7 @@ from fedsynth.federation import Client, Done, Federation, Outcome, method, task
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
-from fedsynth.methods.pfl_gan.client_gans import GanConfig, find_similar
+from fedsynth.methods.pfl_gan.client_moments import SharedConfig, find_neighbours
 from fedsynth.methods.pfl_gan.mixed_batches import deliver, receive_samples
 from fedsynth.methods.pfl_gan.refining import server_sets
 
@@ -30,15 +31,17 @@ GROUP = "group"  # in the private state
 Groups = dict[str, list[str]]
 
 
-class ClusterConfig(GanConfig, LoopConfig):
+class ClusterConfig(SharedConfig, LoopConfig):
     """Settings of the grouping; those of the shared loop hold within each group."""
 
-    protects: ClassVar[bool] = False  # the generators that groups are found by are not
+    protects: ClassVar[bool] = False  # what groups are found by is not, or by an ε of its own
     requires_individual_updates: ClassVar[str] = (
-        "its server finds groups by the generator of each client, and each group may be small"
+        "its server finds groups by what each client shares, and each group may be small"
     )
 
-    top_up: bool = Field(False, description="clients top up scarce classes with images of their neighbours' GANs")
+    top_up: bool = Field(
+        False, description="clients top up scarce classes with samples drawn from what neighbours share"
+    )
 
 
 @task
@@ -56,7 +59,7 @@ def group_model(client: Client, model: Weights, spec: ModelSpec, settings: objec
 
 @method("cluster_fedavg", config=ClusterConfig)
 def cluster_fedavg(fed: Federation, cfg: ClusterConfig) -> Outcome:
-    """FedAvg inside each group of similar clients, found by comparing GANs that they share."""
+    """FedAvg inside each group of similar clients, found by comparing GANs or class moments that they share."""
     if cfg.top_up and (cfg.threshold == "none" or cfg.local_data is not None):
         raise ConfigError("top_up needs groups, and local data of its own: remove threshold and local_data.")
     if cfg.post_aggregation is not None:
@@ -80,7 +83,7 @@ def cluster_fedavg(fed: Federation, cfg: ClusterConfig) -> Outcome:
 
 def find_groups(fed: Federation, cfg: ClusterConfig) -> Groups:
     """Groups by PFL-GAN's first phase; with `top_up` clients get synthetic samples of their neighbours."""
-    similar = find_similar(fed, cfg)
+    similar = find_neighbours(fed, cfg)
     if cfg.top_up:
         record_additions(fed, about="Of its neighbours' samples every client keeps what it lacks.")
         sets = server_sets(similar, similar.sets, cfg.threshold)

@@ -171,6 +171,21 @@ def class_model(total: Sums, std: float, scale: float = 1.0, centre: Tensor | No
     return ClassModel(means=means.float(), factors=(scale * factors).float(), known=known)
 
 
+def mean_spread(total: Sums) -> float:
+    """The mean squared distance of a vector from the mean of its class."""
+    counts = total.counts.clamp_min(1.0)
+    between = (total.sums.square().sum(1) / counts).sum()
+    squares = total.squares.diagonal(dim1=1, dim2=2).sum()
+    return max(0.0, float((squares - between) / total.counts.sum().clamp_min(1.0)))
+
+
+def mean_errors(total: Sums, std: float) -> Tensor:
+    """The expected squared distance of each class's mean from the true one: few examples, and noise."""
+    counts = total.counts.clamp_min(FEWEST_COUNTED if std else 1.0)
+    noise = total.sums.shape[1] * std**2 / (1 - COUNT_WEIGHT**2) / counts.square()
+    return mean_spread(total) / counts + noise
+
+
 def factor(covariance: Tensor, floor: float) -> Tensor:
     """F with F Fᵀ near the covariance: of its largest directions, those above `floor`; the others are noise."""
     values, vectors = torch.linalg.eigh(covariance)

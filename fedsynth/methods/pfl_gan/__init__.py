@@ -3,7 +3,8 @@
 Every client trains a conditional GAN and sends its generator. The server draws a balanced set with each, embeds it with
 an auto-encoder, and takes d_ij = KL(P_i ‖ P_j) of the mean softmaxed embeddings. T_i has ⌊S_ij⌋ samples of every
 neighbour j; a refined GAN is trained on it and sent to client i, which trains its own classifier on private and
-synthetic images. See `client_gans.py`, `similarity.py`, `refining.py` and `mixed_batches.py`.
+synthetic images. See `client_gans.py`, `similarity.py`, `refining.py` and `mixed_batches.py`. Ours, without
+GANs of the clients: `shared = "moments"` (`client_moments.py`).
 
 Deviations. The discriminator is of no use to the server and stays at the client. The client itself is not among its
 neighbours, and enters neither τ_i, σ_i nor T_i, which the paper leaves open. c is the size of a drawn set. Neighbours
@@ -29,7 +30,8 @@ from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.components.settings import PublishedForm
 from fedsynth.federation import Federation, Outcome, State, method
 from fedsynth.federation.records import SYNTHETIC
-from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanConfig, GanRequest, Similarity, find_similar
+from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanRequest, Similarity
+from fedsynth.methods.pfl_gan.client_moments import SharedConfig, find_neighbours
 from fedsynth.methods.pfl_gan.mixed_batches import (
     KeptGenerator,
     deliver,
@@ -45,7 +47,7 @@ PICTURED_GROUPS = 4
 FRESH = "They are drawn anew at every step; counted are those of one pass over a client's own examples."
 
 
-class PflGanConfig(PublishedForm, GanConfig):
+class PflGanConfig(PublishedForm, SharedConfig):
     """PFL-GAN's settings."""
 
     published: ClassVar[dict[str, Any]] = {"threshold": "mean", "samples_per_class": 1000, "synthetic_per_step": 50}
@@ -94,7 +96,7 @@ CONTROLS: Controls = {
 def pfl_gan(fed: Federation, cfg: PflGanConfig) -> Outcome:
     """Clients that are similar, by GANs they share, help each other with synthetic images; one model per client."""
     if cfg.synthetic != "none":
-        similar = find_similar(fed, cfg)
+        similar = find_neighbours(fed, cfg)
         show_own(fed, similar)
         hand_out(fed, cfg, similar)
     per_step = cfg.train.batch_size if cfg.synthetic_per_step is None else cfg.synthetic_per_step

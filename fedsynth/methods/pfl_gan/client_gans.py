@@ -223,7 +223,7 @@ def find_similar(fed: Federation, cfg: GanConfig) -> Similarity:
     unusable = [client for client, drawn in similar.sets.items() if not len(drawn)]
     if unusable:
         fed.note(f"No usable GAN came from {', '.join(unusable)}: nobody takes samples from there.")
-    record_similarity(fed, similar)
+    record_similarity(fed, similar, "d_ij = KL(P_i ‖ P_j) of the drawn sets' embeddings")
     return similar
 
 
@@ -298,15 +298,14 @@ def compare_sets(fed: Federation, cfg: GanConfig, gans: Mapping[str, ClientGan],
     return Compared(sets=sets, distances=divergences(table), errors=errors)
 
 
-def record_similarity(fed: Federation, similar: Similarity) -> None:
+def record_similarity(fed: Federation, similar: Similarity, distance: str) -> None:
     """The matrix with the chosen neighbours, and the groups, for people to see."""
     rows, columns = np.nonzero(similar.near)
     fed.record(
         "distances of clients",
         {
             "kind": "matrix",
-            "about": "d_ij = KL(P_i ‖ P_j) of the drawn sets' embeddings; marked: the neighbours that a client (row) "
-            "takes samples from.",
+            "about": f"{distance}; marked: the neighbours that a client (row) takes samples from.",
             "rows": similar.clients,
             "values": [[float(d) if np.isfinite(d) else None for d in row] for row in similar.distances],
             "marks": [[int(i), int(j)] for i, j in zip(rows, columns, strict=True)],
