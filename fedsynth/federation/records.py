@@ -1,13 +1,17 @@
-"""What a method wants people to see besides its metrics: small matrices, groups of clients, tables, what it added.
+"""What a method wants people to see besides its metrics: matrices, groups of clients, tables, pictures, what it added.
 
 A server program hands them to `fed.record(name, …)`; the last one of a name counts. They are kept in `records.json`
 and shown by the report. They hold what the server knows already: nothing crosses from a client for them.
 """
 
+import base64
 import json
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+import numpy as np
+from pydantic import BaseModel, Field, PositiveInt, TypeAdapter, ValidationError, model_validator
 
 from fedsynth.errors import FedsynthError
 
@@ -62,6 +66,42 @@ class Listing(_Record):
         return self
 
 
+class Pictures(_Record):
+    """Small pictures by row and column: their bytes in this order, with channels, height and width, as base64."""
+
+    kind: Literal["pictures"]
+    rows: Annotated[list[str], Field(min_length=1)]
+    columns: Annotated[list[str], Field(min_length=1)]
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    pixels: str
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Pictures":
+        expected = len(self.rows) * len(self.columns) * math.prod(self.shape)
+        count = len(base64.b64decode(self.pixels, validate=True))
+        if count != expected:
+            raise ValueError(f"there must be {expected} bytes of pixels, not {count}")
+        return self
+
+    def images(self) -> np.ndarray:
+        """Numbers from 0 to 1: (rows, columns, channels, height, width)."""
+        values = np.frombuffer(base64.b64decode(self.pixels), np.uint8)
+        return values.reshape(len(self.rows), len(self.columns), *self.shape) / 255
+
+
+LONGEST_SIDE = 64  # of a recorded picture: larger ones are thinned out
+
+
+def pictures(rows: Mapping[str, np.ndarray], columns: Sequence[str], about: str) -> dict[str, Any]:
+    """A record of pictures: for every row one of each column (columns, channels, height, width), from 0 to 1."""
+    images = np.stack(list(rows.values()))
+    step = -(-max(images.shape[-2:]) // LONGEST_SIDE)
+    thin = images[..., ::step, ::step]
+    pixels = base64.b64encode((np.clip(thin, 0, 1) * 255).round().astype(np.uint8).tobytes()).decode()
+    named = {"rows": list(rows), "columns": list(columns)}
+    return {"kind": "pictures", "about": about, **named, "shape": thin.shape[2:], "pixels": pixels}
+
+
 SYNTHETIC = "synthetic samples"
 ADDED, ADDED_AT_SERVER = "what was added", "what the server trains on"
 """The names of the records of additions: to the clients' data, and to that of a server which trains itself."""
@@ -90,7 +130,7 @@ class Additions(_Record):
         return self
 
 
-Recorded = Matrix | Groups | Listing | Additions
+Recorded = Matrix | Groups | Listing | Pictures | Additions
 Record = Annotated[Recorded, Field(discriminator="kind")]
 _READER: TypeAdapter[Recorded] = TypeAdapter(Record)
 

@@ -24,12 +24,19 @@ from fedsynth.components.moment_release import ATTEMPTS, MomentRelease, MomentSe
 from fedsynth.components.samples import Samples
 from fedsynth.components.slots import LocalData
 from fedsynth.federation import Client, Done, Federation, method, task
+from fedsynth.federation.records import pictures
 from fedsynth.federation.tasks import TaskError
 from fedsynth.learning.models import Classifier
 from fedsynth.privacy import PrivacyConfig
 from fedsynth.synthesis.class_balance import shortage_to_share
-from fedsynth.synthesis.moments import Basis, ClassModel, draw
+from fedsynth.synthesis.moments import Basis, ClassModel, deviations, draw
 
+DRAWN, MOST_CLASSES = 3, 20  # of the picture that explains them
+EXPLAINED = (
+    "Clients released once how many examples of each class they have, their sum and their second moment: added up, a "
+    "Gaussian of each class, with its mean and its spread (brighter: more). Draws from it stand in for what a client "
+    "lacks, and nothing else of anybody's examples is in them."
+)
 KEPT = "class moments"  # in the private state
 NOBODY = "Nobody could be reached to release class moments: clients train on their own examples alone."
 PICTURED = 50  # draws of each class that are shown; pictures have the first ten, `quality` evaluates all
@@ -147,6 +154,7 @@ def show(fed: Federation, released: ReleasedMoments) -> None:
         labels = np.repeat(known, PICTURED)
         drawn = basis.examples(draw(model, labels, fed.rng("picture")))
         fed.show("moments", drawn, torch.from_numpy(labels))
+        fed.record("The Gaussian of each class", picture(model, basis, drawn, [names[label] for label in known]))
     there = ["yes" if label in known else "no" for label in range(len(names))]
     rows = [[*row] for row in zip(names, [round(count, 1) for count in released.counts], there, strict=True)]
     about = f"Counts have noise of standard deviation {released.noise:.3g}." if released.noise else ""
@@ -155,6 +163,15 @@ def show(fed: Federation, released: ReleasedMoments) -> None:
     if len(known) < len(names):
         missing = ", ".join(name for name, is_there in zip(names, there, strict=True) if is_there == "no")
         fed.note(f"Nothing is drawn of {missing}: the released counts do not show that anybody has it.")
+
+
+def picture(model: ClassModel, basis: Basis, drawn: Tensor, names: list[str]) -> dict[str, object]:
+    """Mean, spread and some draws of each class."""
+    known = np.flatnonzero(model.known.numpy())[:MOST_CLASSES]
+    spread = torch.stack([deviations(model, basis, int(label)) for label in known])
+    rows = {"mean": basis.examples(model.means[known]), "spread": spread / spread.max().clamp_min(1e-12)}
+    rows |= {f"draw {n + 1}": drawn[n::PICTURED][: len(known)] for n in range(DRAWN)}
+    return pictures({name: row.numpy() for name, row in rows.items()}, names[: len(known)], EXPLAINED)
 
 
 def class_names(fed: Federation) -> list[str]:

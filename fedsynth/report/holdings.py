@@ -3,13 +3,14 @@
 import base64
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from fedsynth.federation.records import Additions, Groups, Matrix
-from fedsynth.report import svg
+from fedsynth.federation.records import Additions, Groups, Matrix, Pictures
+from fedsynth.report import strip_svg, svg
 from fedsynth.report.blocks import Block, Figure, Gallery, Table, Words
 from fedsynth.report.plots import arrange_by_class
 from fedsynth.report.reading import RunRecord, read_inside
@@ -22,6 +23,7 @@ NOT_TOLD = (
 MOST_CLIENTS = 200  # columns of the split's picture
 MOST_PICTURES = 6  # rounds of one name
 PICTURE_BYTES = 1_500_000  # of all pictures of a page together
+GROUND = 0.88  # between small pictures
 
 
 def split(run: RunRecord) -> list[Block]:
@@ -181,6 +183,8 @@ def recorded(run: RunRecord) -> list[Block]:
         about += f" Recorded in round {record.round}." if record.round else " Recorded before the first round."
         if isinstance(record, Matrix):
             blocks.append(_matrix(name, about, record))
+        elif isinstance(record, Pictures):
+            blocks.append(_pictures(name, about, record))
         elif isinstance(record, Groups):
             rows = [[group, str(len(members)), ", ".join(members)] for group, members in record.groups.items()]
             blocks.append(Table(about, ["group", "clients", "who"], rows, numbers=False))
@@ -188,6 +192,12 @@ def recorded(run: RunRecord) -> list[Block]:
             cells = [[_cell(cell) for cell in row] for row in record.rows]
             blocks.append(Table(about, record.columns, cells))
     return blocks
+
+
+def _pictures(name: str, about: str, record: Pictures) -> Figure:
+    png, size = picture_of([list(row) for row in record.images()], record.shape)
+    drawn = strip_svg.mosaic(name, about, base64.b64encode(png).decode(), size, record.rows, record.columns)
+    return Figure(name, drawn, about)
 
 
 def _matrix(name: str, about: str, record: Matrix) -> Figure:
@@ -213,3 +223,18 @@ def _cell(value: str | float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def picture_of(rows: Sequence[Sequence[np.ndarray | None]], shape: tuple[int, ...]) -> tuple[bytes, tuple[int, int]]:
+    """Rows of images with thin gaps as a PNG, and its size."""
+    channels, high, wide = shape
+    canvas = np.full((len(rows) * (high + 1), len(rows[0]) * (wide + 1), 3), GROUND)
+    for r, row in enumerate(rows):
+        for c, image in enumerate(row):
+            if image is not None:
+                colours = image if channels == 3 else np.repeat(image.mean(axis=0, keepdims=True), 3, axis=0)
+                top, left = r * (high + 1), c * (wide + 1)
+                canvas[top : top + high, left : left + wide] = np.nan_to_num(np.clip(colours, 0, 1)).transpose(1, 2, 0)
+    file = io.BytesIO()
+    Image.fromarray((255 * canvas).astype(np.uint8)).save(file, "PNG", optimize=True)
+    return file.getvalue(), (canvas.shape[1], canvas.shape[0])

@@ -64,7 +64,7 @@ def run_page(run: RunRecord) -> Page:
         ("split", "Who has what", holdings.split),
         ("samples", "Synthetic samples", holdings.samples),
         ("quality", "Quality of synthetic data", course.quality),
-        ("recorded", "Similarities and groups", holdings.recorded),
+        ("recorded", "What the method recorded", holdings.recorded),
         ("timeline", "Who took part", course.took_part),
         ("cost", "Bytes and seconds", course.cost),
         ("privacy", "What left the clients", course.privacy),

@@ -2,20 +2,18 @@
 
 import base64
 import functools
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
-from PIL import Image
 
 from fedsynth.evaluation.results import SynthesisCheck
 from fedsynth.federation.methods import NOISE, WITHOUT_SYNTHESIS
 from fedsynth.federation.records import SYNTHETIC
 from fedsynth.report import strip_svg
 from fedsynth.report.blocks import Block, Figure, Gallery, Table, Words, show
-from fedsynth.report.holdings import newest_samples, read_arrays
+from fedsynth.report.holdings import newest_samples, picture_of, read_arrays
 from fedsynth.report.intervals import interval
 from fedsynth.report.reading import RunRecord
 from fedsynth.report.side_by_side import Group
@@ -28,7 +26,6 @@ MOST_CLIENTS = 30
 MOST_CLASSES = 20  # of the picture of samples and of the legend
 DRAWS = 3  # samples of each class
 MEANS = "samples/real-class-means.safetensors"
-GROUND = 0.88  # between the pictures
 RANKED = ("failed", "look", "unknown", "good")
 REAL = "real samples"  # the control that shows the upper bound
 SHORT_WORDS = {NOISE: "the same with noise", WITHOUT_SYNTHESIS: "the same, no samples", REAL: "the same, real ones"}
@@ -200,7 +197,7 @@ def _sample_figures(run: RunRecord, strip: Strip) -> list[Figure]:
     rows = [] if means is None else [("real mean", _first(*means, shown, 0))]
     drawn = min(DRAWS, max(int((labels == k).sum()) for k in shown) if len(labels) else 0)
     rows += [("synthetic", _first(images, labels, shown, draw)) for draw in range(drawn)]
-    png, size = _picture([row for _, row in rows], images.shape[1:])
+    png, size = picture_of([row for _, row in rows], images.shape[1:])
     classes = [strip.classes[k] for k in shown]
     lacking = [strip.classes[k] for k in shown if not (labels == k).any()]
     below = ", below the mean of all real training images of it" if means else ""
@@ -223,21 +220,6 @@ def _first(images: np.ndarray, labels: np.ndarray, classes: Sequence[int], draw:
     """The n-th image of each class."""
     places = [np.flatnonzero(labels == k) for k in classes]
     return [images[rows[draw]] if draw < len(rows) else None for rows in places]
-
-
-def _picture(rows: Sequence[Sequence[np.ndarray | None]], shape: tuple[int, ...]) -> tuple[bytes, tuple[int, int]]:
-    """Rows of images with thin gaps as a PNG, and its size."""
-    channels, high, wide = shape
-    canvas = np.full((len(rows) * (high + 1), len(rows[0]) * (wide + 1), 3), GROUND)
-    for r, row in enumerate(rows):
-        for c, image in enumerate(row):
-            if image is not None:
-                colours = image if channels == 3 else np.repeat(image.mean(axis=0, keepdims=True), 3, axis=0)
-                top, left = r * (high + 1), c * (wide + 1)
-                canvas[top : top + high, left : left + wide] = np.nan_to_num(np.clip(colours, 0, 1)).transpose(1, 2, 0)
-    file = io.BytesIO()
-    Image.fromarray((255 * canvas).astype(np.uint8)).save(file, "PNG", optimize=True)
-    return file.getvalue(), (canvas.shape[1], canvas.shape[0])
 
 
 @functools.cache

@@ -53,11 +53,15 @@ class Basis:
 
     def examples(self, vectors: Tensor) -> Tensor:
         """Examples in float32 with these vectors; pixels are clamped to their range."""
+        back = self.inverse(vectors).float()
+        return (back + 0.5).clamp(0, 1) if self.images else back
+
+    def inverse(self, vectors: Tensor) -> Tensor:
+        """The linear map back from vectors."""
         if not self.images:
-            return vectors.float().reshape(len(vectors), *self.shape)
+            return vectors.reshape(len(vectors), *self.shape)
         low = vectors.reshape(len(vectors), self.shape[0], len(self.rows), len(self.columns))
-        rows, columns = self.rows.to(low), self.columns.to(low)
-        return (rows.T @ low @ columns + 0.5).clamp(0, 1).float()
+        return self.rows.to(low).T @ low @ self.columns.to(low)
 
     def lowest(self, vector: Tensor, size: int) -> Tensor:
         """The same vector in the basis of this smaller size."""
@@ -192,6 +196,11 @@ def factor(covariance: Tensor, floor: float) -> Tensor:
     rank = min(RANK, len(values))
     values, vectors = values[-rank:], vectors[:, -rank:]
     return vectors * torch.where(values > max(floor, 0.0), values, 0.0).clamp_min(0).sqrt()
+
+
+def deviations(model: ClassModel, basis: Basis, label: int) -> Tensor:
+    """The standard deviation of every number of an example of this class."""
+    return basis.inverse(model.factors[label % len(model.factors)].T).square().sum(0).sqrt()
 
 
 def draw(model: ClassModel, labels: np.ndarray, rng: np.random.Generator) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 from fedsynth.errors import FedsynthError
 from fedsynth.federation import State
 from fedsynth.federation.participation import Participation
-from fedsynth.federation.records import LARGEST
+from fedsynth.federation.records import LARGEST, Pictures, pictures, read_record
 from fedsynth.federation.timeline import KEPT_ROWS, Timeline
 
 
@@ -43,12 +43,26 @@ def test_a_resumed_program_does_not_record_again_what_it_recorded_before(federat
         {"kind": "matrix", "rows": ["a"], "values": [[1.0]], "marks": [[0, 1]]},
         {"kind": "table", "columns": ["a", "b"], "rows": [["1"]]},
         {"kind": "groups", "groups": {"a": object()}},
+        {"kind": "pictures", "rows": ["a"], "columns": ["b"], "shape": [1, 2, 2], "pixels": "AAAA"},
+        {"kind": "pictures", "rows": ["a"], "columns": ["b"], "shape": [1, 1, 3], "pixels": "A A*A"},
+        {"kind": "pictures", "rows": [], "columns": ["b"], "shape": [1, 1, 3], "pixels": ""},
         {"kind": "table", "columns": ["a"], "rows": [["x" * LARGEST]]},
     ],
 )
 def test_what_cannot_be_shown_is_refused_by_name(federate, value):
     with pytest.raises(FedsynthError, match=r'fed\.record\("odd"'):
         federate().record("odd", value)
+
+
+def test_pictures_come_back_to_a_byte_and_large_ones_are_thinned_out(federate):
+    fed, rng = federate(), np.random.default_rng(0)
+    small, large = {"a": rng.random((2, 3, 5, 4)), "b": rng.random((2, 3, 5, 4))}, {"a": rng.random((1, 1, 200, 130))}
+    fed.record("small", pictures(small, ["x", "y"], "two rows of two"))
+    fed.record("large", pictures(large, ["x"], ""))
+    kept = {name: read_record(value) for name, value in fed.participation.records.items()}
+    assert all(isinstance(record, Pictures) for record in kept.values())
+    assert np.abs(kept["small"].images() - np.stack(list(small.values()))).max() <= 0.5 / 255 + 1e-9
+    assert kept["large"].shape == (1, 50, 33)
 
 
 def test_a_timeline_is_bounded():

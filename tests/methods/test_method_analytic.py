@@ -336,3 +336,15 @@ def test_clients_are_asked_a_few_at_a_time(run_method: RunMethod) -> None:
     exact = run_method("analytic", data)
     assert [len(ask.requests) for ask in exact.asks] == [50, 50, 20]
     assert float(RidgeSums.unpacked(sums(exact), 3, 2).examples.sum()) == 240
+
+
+def test_what_the_classifier_rests_on_is_recorded(pool: tuple[np.ndarray, np.ndarray], run_method: RunMethod) -> None:
+    done = run_method("analytic", spread(pool, [np.arange(70), np.arange(70, 120)]), settings={"dimension": 40})
+    record = done.fed.participation.records["closed form"]
+    assert dict(record["rows"]) == {
+        "numbers that describe an example": 40,
+        "clients in the sum": 2,
+        "examples, as counted in it": 120,
+        "standard deviation of the noise on each number": 0,
+        "ridge": 0.001,
+    }

@@ -21,6 +21,7 @@ from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError, FedsynthError
 from fedsynth.federation import Client, Federation
 from fedsynth.federation.client import PrivateState
+from fedsynth.federation.records import Pictures, read_record
 from fedsynth.federation.store import StateStore
 from fedsynth.methods.moments import Moments, keep_moments
 from fedsynth.privacy import PrivacyConfig, gaussian_epsilon
@@ -299,3 +300,18 @@ def test_columns_of_tables_are_drawn_as_they_are(run_method: RunMethod) -> None:
         assert torch.allclose(drawn["means"][label].double(), own.mean(0), atol=1e-5)
         factor = drawn["factors"][label].double()
         assert torch.allclose(factor @ factor.T, torch.cov(own.T, correction=0), atol=1e-4)
+
+
+def test_a_picture_explains_the_gaussians(digits: FederatedData, run_method: RunMethod) -> None:
+    done = run_method("moments", digits, model=SMALL["mlp"], rounds=1)
+    shown = read_record(done.fed.participation.records["The Gaussian of each class"])
+    assert isinstance(shown, Pictures)
+    assert shown.rows == ["mean", "spread", "draw 1", "draw 2", "draw 3"]
+    everything = digits.pooled("train")
+    means = np.stack([everything.x[everything.y == label].mean(0) for label in range(10)])
+    spreads = np.stack([everything.x[everything.y == label].std(0) for label in range(10)])
+    images = shown.images()
+    assert np.abs(images[0] - means).mean() < 0.03  # few examples of a class at a client are left out there
+    assert np.corrcoef(images[1].ravel(), spreads.ravel())[0, 1] > 0.98
+    nearest = ((images[2][:, None] - means[None]) ** 2).sum((2, 3, 4)).argmin(1)
+    assert (nearest == np.arange(10)).mean() >= 0.7

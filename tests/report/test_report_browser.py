@@ -13,6 +13,7 @@ import pytest
 from browser import chromium, faults_of, opened
 from folders import add_additions, put, write_comparison, write_run
 
+from fedsynth.federation.records import pictures
 from fedsynth.report.page import write_report
 
 NOTHING_WRONG = {
@@ -43,6 +44,9 @@ def reports(tmp_path_factory) -> dict[str, Path]:
             "similarity": {"kind": "matrix", "rows": names, "values": similar, "marks": [[0, 1], [3, 4]]},
             "groups": {"kind": "groups", "groups": {"A": names[:4], "B": names[4:]}},
             "weights": {"kind": "table", "columns": ["client", "weight"], "rows": [[n, 0.1] for n in names]},
+            "pictures": pictures(
+                {row: np.random.default_rng(1).random((10, 1, 8, 8)) for row in "ab"}, names, "Drawn."
+            ),
         },
     )
     large = write_run(folder / "large", clients=100, rounds=100, pictures=100)

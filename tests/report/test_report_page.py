@@ -23,7 +23,7 @@ SECTIONS = [
     "Who has what",
     "Synthetic samples",
     "Quality of synthetic data",
-    "Similarities and groups",
+    "What the method recorded",
     "Who took part",
     "Bytes and seconds",
     "What left the clients",

@@ -27,8 +27,13 @@ from fedsynth.learning.ridge import RARE, RidgeSums, balanced, linear_head, solv
 from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.methods.analytic.settings import AnalyticConfig
 from fedsynth.methods.analytic.statistics import Features, FeatureSum, RidgeMoments
-from fedsynth.methods.analytic.sums import Gathering, noisy_mean, weighed
+from fedsynth.methods.analytic.sums import Gathering, SumsState, noisy_mean, weighed
 
+EXPLAINED = (
+    "Clients described each example by fixed numbers and released two sums over their examples, once: of the products "
+    "of these numbers, and of the numbers for each class. A ridge regression on the sums of all is the classifier; "
+    "nothing was trained, and it is the same whoever has which example."
+)
 OWN_AGAIN = "own examples weigh more"
 
 
@@ -59,6 +64,7 @@ def analytic(fed: Federation, cfg: AnalyticConfig) -> Outcome:
     features = net.head.in_features
     found = Gathering(fed, cfg, moments, features).gather()
     regression = Regression(moments=moments, ridge=cfg.strength, weights=cfg.weights, std=found.variance**0.5)
+    describe(fed, cfg, found, features)
     state = State(model=start)
     for _ in fed.rounds("train", 1, state):
         if found.total is not None:  # where nobody could be reached, the model stays as it was
@@ -67,6 +73,16 @@ def analytic(fed: Federation, cfg: AnalyticConfig) -> Outcome:
         return Outcome(state.model)
     settings = {"regression": regression, "total": found.total, "weight": cfg.personal_weight}
     return Outcome(state.model, personal=OWN_AGAIN, personal_settings=settings)
+
+
+def describe(fed: Federation, cfg: AnalyticConfig, found: SumsState, features: int) -> None:
+    """What the classifier rests on, for people to see."""
+    rows: list[list[object]] = [["numbers that describe an example", features], ["clients in the sum", found.clients]]
+    if found.total is not None and cfg.weights != "clients":
+        sums = RidgeSums.unpacked(found.total, features, fed.schema.classes)
+        rows.append(["examples, as counted in it", round(float(sums.examples.sum()), 1)])
+    rows += [["standard deviation of the noise on each number", found.variance**0.5], ["ridge", cfg.strength]]
+    fed.record("closed form", {"kind": "table", "about": EXPLAINED, "columns": ["what", "value"], "rows": rows})
 
 
 def what_to_ask(fed: Federation, cfg: AnalyticConfig, net: Classifier, features: Features) -> RidgeMoments:
