@@ -3,7 +3,7 @@
 What they try unless told otherwise stands here, light to import: the help of the commands shows it.
 """
 
-CANDIDATES = ("fedavg", "local", "finetune", "logit_adjustment", "feddpms", "gandalf")
+CANDIDATES = ("fedavg", "local", "finetune", "logit_adjustment", "moments", "analytic", "feddpms", "gandalf")
 """Methods that advice is about."""
 
 TROUBLES = {
