@@ -161,6 +161,16 @@ def test_updates_are_summed_securely(network: Network, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(LONG * 2)
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_closed_form_is_that_of_one_machine(network: Network, tmp_path: Path, secure: bool) -> None:
+    method = {"name": "analytic", "dimension": 60}
+    sections: dict[str, Any] = {"method": method, "privacy": {"secure_aggregation": secure}}
+    there = run_experiment(network.experiment(f"closed-form-{secure}", **sections))
+    assert same(here(tmp_path, **sections), there)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(LONG * 3)
 def test_a_killed_server_program_is_resumed_with_the_same_bits(network: Network, tmp_path: Path) -> None:
     train = {"rounds": 3, "local_epochs": 1}
