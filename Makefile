@@ -27,7 +27,7 @@ browser:
 
 demo: install
 	$(BIN)/fedsynth compare examples/demo.toml --no-references \
-		--methods fedavg,moments,private=moments:epsilon=8,noise=moments:synthetic=noise,analytic,local
+		--methods fedavg,moments,private=moments:epsilon=8,noise=moments:synthetic=noise,analytic,agg_enhance,local
 
 test: lint types unit
 
