@@ -90,3 +90,11 @@ def closer_to_training(synthetic: Tensor, training: Tensor, holdout: Tensor) -> 
     to_holdout = torch.cdist(flat, holdout.flatten(1).double()).min(1).values
     nearer = (to_training < to_holdout).double() + 0.5 * (to_training == to_holdout).double()
     return float(nearer.mean())
+
+
+def most_on_one_record(synthetic: Tensor, labels: Tensor, training: Tensor) -> tuple[int, float]:
+    """The class of which the largest share lies nearest to one and the same training record, and that share."""
+    nearest = torch.cdist(synthetic.flatten(1).double(), training.flatten(1).double()).argmin(1)
+    found = {int(k): nearest[labels == k].bincount().max() / (labels == k).sum() for k in labels.unique()}
+    worst = max(found, key=lambda k: float(found[k]))
+    return worst, float(found[worst])

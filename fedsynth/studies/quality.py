@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsynth.data.dataset import Schema
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation import quality
@@ -41,7 +42,7 @@ def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool 
     parts = [read_samples(file, data.schema.shape, data.schema.classes) for file in files]
     x, y = (torch.cat(values) for values in zip(*parts, strict=True))
     real, test = some_of(data.pooled("train"), MOST_REAL), some_of(data.test, MOST_REAL)
-    found = _measure(experiment.model_spec, x, y, real, test, data.schema.classes)
+    found = _measure(experiment.model_spec, x, y, real, test, data.schema)
     found = found.model_copy(update={"images": ", ".join(map(str, files))})
     if images is None:
         own = [_beside_records(data, client, *shown) for client, shown in _own_gans(path, data)]
@@ -52,8 +53,9 @@ def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool 
 
 
 def _measure(
-    spec: ModelSpec, x: Tensor, y: Tensor, real: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: int
+    spec: ModelSpec, x: Tensor, y: Tensor, real: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], schema: Schema
 ) -> Quality:
+    classes, names = schema.classes, schema.class_names or range(schema.classes)
     rows = _as_many_of_each(real[1], y)
     twin = real[0][rows], real[1][rows]
     oracle = quality.train_oracle(spec, *real, classes)
@@ -64,6 +66,7 @@ def _measure(
         ORACLE: evaluate(oracle, x, y, classes),
     }
     made, seen, unseen = (quality.features_of(oracle, part) for part in (x, real[0], test[0]))
+    copied, share = quality.most_on_one_record(x, y, real[0])
     each = [k for k in range(classes) if (y == k).sum() > 1 and (real[1] == k).sum() > 1]
     varied = [quality.diversity(seen[real[1] == k], made[y == k]) for k in each]
     known = [value for value in varied if not math.isnan(value)]
@@ -89,6 +92,11 @@ def _measure(
             "closer to training than to held-out records",
             quality.closer_to_training(x, real[0][:size], test[0][:size]),
             "a screen, not a proof: about 50 % without copying, far above is a warning",
+        ),
+        _row(
+            "nearest to one and the same record",
+            share,
+            f"share of a class, of that with the largest ({names[copied]}); with many images near 100 % is a copy",
         ),
     ]
     per_class = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsynth.evaluation.quality import closer_to_training, coverage, diversity
+from fedsynth.evaluation.quality import closer_to_training, coverage, diversity, most_on_one_record
 
 
 def cloud(seed: int, rows: int = 200) -> torch.Tensor:
@@ -38,3 +38,10 @@ def test_copies_of_training_records_are_seen_and_fresh_draws_are_not():
     assert closer_to_training(training, training, training) == 0.5
     with pytest.raises(ValueError, match="equally many"):
         closer_to_training(training, training, holdout[:10])
+
+
+def test_a_class_that_copies_one_record_is_found():
+    training, drawn, labels = cloud(1, 200), cloud(3, 100), torch.arange(100) % 4
+    assert most_on_one_record(drawn, labels, training)[1] < 0.5
+    drawn[labels == 2] = training[17] + 1e-3
+    assert most_on_one_record(drawn, labels, training) == (2, 1.0)
