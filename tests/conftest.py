@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,23 @@ from fedsynth.federation.port import SERVER, Engine
 from fedsynth.federation.store import StateStore
 
 FederationMaker = Callable[..., Federation]
+
+
+MEMORY, ROOM = "/dev/shm", 2**30
+
+
+def pytest_configure() -> None:
+    """Temporary files lie in memory where there is room: on a disk, runs of a second wait half a second for it."""
+    gc.disable()  # until all tests are imported, of which nothing is garbage
+    if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ["TMPDIR"] = MEMORY  # for the processes that tests start, too
+        tempfile.tempdir = None  # looked up anew
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for, but not among what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

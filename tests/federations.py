@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,23 @@ def some_clients(*sizes: int, features: int = 3, classes: int = 3, seed: int = 5
 
 @dataclass
 class Ask:
-    """One request to some clients, and what they sent back."""
+    """One request to some clients, and what they sent back; read when a test looks at it."""
 
     task: str
-    round: int
-    requests: dict[str, dict[str, Any]]
-    answers: dict[str, dict[str, Any]]
+    sent: dict[str, bytes]
+    received: dict[str, bytes]
+
+    @cached_property
+    def requests(self) -> dict[str, dict[str, Any]]:
+        return {client: decode(blob) for client, blob in self.sent.items()}
+
+    @cached_property
+    def answers(self) -> dict[str, dict[str, Any]]:
+        return {client: decode(blob) for client, blob in self.received.items()}
+
+    @property
+    def round(self) -> int:
+        return next(iter(self.requests.values()))["round"]
 
     @property
     def name(self) -> str:
@@ -103,9 +115,8 @@ class Spy:
 
     def ask(self, task: str, requests: Mapping[str, bytes], deadline: float | None) -> Answers:
         answers = self.inner.ask(task, requests, deadline)
-        decoded = {client: decode(blob) for client, blob in requests.items()}
-        read = {client: decode(answers.replies[client].read()) for client in requests}
-        self.asks.append(Ask(task, next(iter(decoded.values()))["round"], decoded, read))
+        received = {client: answers.replies[client].read() for client in requests}
+        self.asks.append(Ask(task, dict(requests), received))
         if self.shuffle:
             answers.replies = {client: answers.replies[client] for client in self.shuffle(list(answers.replies))}
         return answers

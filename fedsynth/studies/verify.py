@@ -37,6 +37,7 @@ from fedsynth.federation.tasks import find_task
 from fedsynth.learning.models import ModelSpec
 
 CUTS = (0.25, 0.5, 0.8)  # of all asks: where runs are cut off
+CONVOLUTIONAL = ("cnn", "zda_cnn", "agg_cnn", "pfl_cnn", "latent_cnn")  # the promises hold for small ones or for none
 REAL = "real"  # a field that holds training examples must say so
 FOREVER = [(0.0, 1e18)]
 
@@ -106,7 +107,8 @@ class Bench:
         self.method, self.settings, self.folder = method, dict(settings), folder
         partition = {"name": "dirichlet", "num_clients": 4, "alpha": 0.5, "min_size": 5}
         self.data: FederatedData = load_federated(DataConfig(name="digits", limit=100), partition, seed=1)
-        self.spec = ModelSpec(name=method.model)
+        channels = (4, 6) if method.model in CONVOLUTIONAL else None
+        self.spec = ModelSpec(name=method.model, channels=channels)
 
     def run(
         self,

@@ -75,7 +75,7 @@ def evaluated(trial: str | Trial, runs: int = 240) -> Finding:
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_an_honest_mechanism_is_not_refuted(name: str) -> None:
-    found = evaluated(name, 120)
+    found = evaluated(name, 80)
     assert not found.refuted
     assert found.claim[DELTA] > 1
 

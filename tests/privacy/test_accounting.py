@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.rdp import RdpAccountant
 from guarantees import gaussians, other_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +43,20 @@ def test_a_hundred_laplace_releases():
 def test_sampled_gaussians_by_the_loss_distribution_and_by_the_renyi_bound():
     assert epsilon([sampled(0.01, 1, 100)], DELTA) == pytest.approx(0.7180, abs=1e-4)
     assert epsilon_bound([sampled(0.01, 1, 100)], DELTA) == pytest.approx(1.2141, abs=6e-5)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps"), [(0.3, 1.5, 40), (0.003, 0.7, 999), (0.45, 9.0, 8), (0.02, 0.4, 2)]
+)
+def test_the_renyi_bound_is_that_of_the_best_of_all_orders(rate, noise, steps):
+    accountant = RdpAccountant().compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
+    assert epsilon_bound([sampled(rate, noise, steps)], DELTA) == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-9)
+
+
+def test_the_renyi_bound_does_not_rest_on_orders_whose_series_has_broken_down():
+    """A divergence that comes out below 0 would make it 0."""
+    event, delta = sampled(3.191655036710109e-06, 0.40211264807835223, 5), 1.5e-4
+    assert epsilon_bound([event], delta) > 0
 
 
 @pytest.mark.parametrize(
