@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 from torch import Tensor
 
+from fedsynth.components.feature_sums import Features, FeatureSum
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation, Message, Outcome, State, method
 from fedsynth.federation.payload import Fields
@@ -26,7 +27,7 @@ from fedsynth.learning.pretrained import with_body_of
 from fedsynth.learning.ridge import RARE, RidgeSums, balanced, linear_head, solve
 from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.methods.analytic.settings import AnalyticConfig
-from fedsynth.methods.analytic.statistics import Features, FeatureSum, RidgeMoments
+from fedsynth.methods.analytic.statistics import RidgeMoments
 from fedsynth.methods.analytic.sums import Gathering, noisy_mean, weighed
 
 OWN_AGAIN = "own examples weigh more"
