@@ -17,6 +17,7 @@ from fedsynth.synthesis.moments import (
     COUNT_WEIGHT,
     FEWEST_COUNTED,
     IMAGE_SIDE,
+    RANK,
     SENSITIVITY,
     Basis,
     ClassModel,
@@ -149,7 +150,7 @@ def _centre(fed: Federation, size: int, release: ReleaseConfig) -> ReleasedCentr
 
 
 def gaussians(
-    fed: Federation, statistic: MomentSums, dimensions: int, release: ReleaseConfig
+    fed: Federation, statistic: MomentSums, dimensions: int, release: ReleaseConfig, rank: int = RANK
 ) -> ReleasedMoments | None:
     """What follows from one release of these moments, after that of a centre; None where nobody could be reached."""
     classes = fed.schema.classes
@@ -158,5 +159,5 @@ def gaussians(
     if found is None:
         return None
     sums = read_sums(found.total, dimensions, classes)
-    model = class_model(sums, found.std, statistic.scale, statistic.centre)
+    model = class_model(sums, found.std, statistic.scale, statistic.centre, rank)
     return ReleasedMoments(model=model, counts=sums.counts.tolist(), noise=found.std / COUNT_WEIGHT)

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
-from fedsynth.components.additions import INSTEAD, SYNTHETIC, note_additions, record_additions
+from fedsynth.components.additions import INSTEAD, SYNTHETIC, class_names, note_additions, record_additions
 from fedsynth.components.class_moments import Size
 from fedsynth.components.moment_release import ATTEMPTS, MomentRelease, MomentSettings, ReleasedMoments, release_moments
 from fedsynth.components.samples import Samples
@@ -155,8 +155,3 @@ def show(fed: Federation, released: ReleasedMoments) -> None:
     if len(known) < len(names):
         missing = ", ".join(name for name, is_there in zip(names, there, strict=True) if is_there == "no")
         fed.note(f"Nothing is drawn of {missing}: the released counts do not show that anybody has it.")
-
-
-def class_names(fed: Federation) -> list[str]:
-    """The names of the classes, or their numbers."""
-    return list(fed.schema.class_names) or [f"class {label}" for label in range(fed.schema.classes)]
