@@ -1,11 +1,13 @@
 """The trials of releases of sums: each statistic says how it is tested; masked sums are tested before their masks."""
 
 from fedsynth.components.class_moments import Centre, ClassMoments
+from fedsynth.components.feature_moments import FeatureMoments
+from fedsynth.components.feature_sums import COLUMNS, FeatureSum
 from fedsynth.components.released_sums import Statistic, release_masked_sum, release_sum
 from fedsynth.components.settings import MethodConfig
 from fedsynth.data.dataset import Schema
 from fedsynth.federation.trials import Trial
-from fedsynth.methods.analytic.statistics import COLUMNS, FeatureSum, RidgeMoments
+from fedsynth.methods.analytic.statistics import RidgeMoments
 from fedsynth.privacy import GaussianEvent, Guarantee
 
 SUMMED: tuple[Statistic, ...] = (
@@ -13,6 +15,7 @@ SUMMED: tuple[Statistic, ...] = (
     RidgeMoments(of=COLUMNS, radius=1.0),
     Centre(size=1),
     ClassMoments(size=1, covariance="shared"),
+    FeatureMoments(of=COLUMNS, covariance="shared"),
 )
 """Those that methods release, with settings of any kind."""
 

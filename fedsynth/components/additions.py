@@ -72,6 +72,11 @@ def record_at_server(fed: Federation, what: str, counts: np.ndarray) -> None:
     fed.record(ADDED_AT_SERVER, value)
 
 
+def class_names(fed: Federation) -> list[str]:
+    """The names of the classes, or their numbers."""
+    return list(fed.schema.class_names) or [f"class {label}" for label in range(fed.schema.classes)]
+
+
 def _whole(counts: np.ndarray) -> list[int]:
     """Whole numbers, none below 0."""
     return [max(0, int(count)) for count in np.rint(counts)]

@@ -95,6 +95,10 @@ class MomentSums(Statistic):
         """The client's examples as finite vectors in float64, and their classes."""
         raise NotImplementedError
 
+    def classes(self, client: Client) -> int:
+        """How many classes `vectors` tells apart."""
+        return client.schema.classes
+
     def total(self, client: Client) -> Tensor:
         return self._sums(client, 0)
 
@@ -103,7 +107,7 @@ class MomentSums(Statistic):
 
     def _sums(self, client: Client, fewest: int) -> Tensor:
         c, y = self.vectors(client)
-        classes, dimensions = client.schema.classes, c.shape[1]
+        classes, dimensions = self.classes(client), c.shape[1]
         check_length(dimensions, classes, self.covariance)
         if self.centre is not None:
             if self.centre.shape != (dimensions,):

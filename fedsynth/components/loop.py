@@ -138,8 +138,24 @@ class Loop:
         if self.kept and not isinstance(self.slots.post_aggregation, NoPostAggregation):
             name = self.slots.post_aggregation.name
             raise ConfigError(f'post_aggregation = "{name}" needs whole models, but {NO_GLOBAL[self.keeps]}.')
+        if self.slots.post_aggregation.at_end:
+            self._check_end()
         self._ready = False
         self.state = LoopState(model=weights_of(self.net), parts={}, memory={}, personal="kept" if self.kept else "")
+
+    def _check_end(self) -> None:
+        """Refuse a final step that would not come, or not reach the models that a run ends with."""
+        name = self.slots.post_aggregation.name
+        if self.cfg.train.patience is not None:
+            raise ConfigError(
+                f'post_aggregation = "{name}" acts after the last round, before which train.patience may stop: remove '
+                "patience, or have it act after each round."
+            )
+        if self.slots.objective.personal:
+            raise ConfigError(
+                f'post_aggregation = "{name}" changes the global model after the last round, and '
+                f'"{self.slots.objective.name}" ends with models that clients have trained for themselves before.'
+            )
 
     def refuse_local_statistics(self, why: str) -> None:
         """Refuse `norm_buffers = "local"` where whole models are shared."""
@@ -155,7 +171,7 @@ class Loop:
         self.prepare()
         counted = self.fed.rounds if evaluated else self.fed.steps
         for index in counted(name, self.cfg.train.rounds if count is None else count, self.state):
-            yield self.info(first + index)
+            yield self.info(first + index, evaluated)
 
     def prepare(self) -> None:
         """Before the first round, once: what update privacy and local data ask the clients for."""
@@ -164,10 +180,10 @@ class Loop:
             self.slots.local_data.prepare(self.fed, self.cfg.privacy)
         self._ready = True
 
-    def info(self, index: int) -> RoundInfo:
-        """What the rules of the server may know about a round."""
+    def info(self, index: int, evaluated: bool = True) -> RoundInfo:
+        """What the rules of the server may know about a round; the steps of a phase have no last one."""
         trained = {name for name, _ in self.net.named_parameters()} - self.kept
-        last = index == self.cfg.train.rounds
+        last = evaluated and index == self.cfg.train.rounds
         return RoundInfo(index, self.cfg.train.local(index), trained, len(self.fed.clients), last)
 
     def request(self, round: RoundInfo, model: Weights, memory: Memory) -> TrainRequest:

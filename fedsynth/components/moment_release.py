@@ -17,6 +17,7 @@ from fedsynth.synthesis.moments import (
     COUNT_WEIGHT,
     FEWEST_COUNTED,
     IMAGE_SIDE,
+    RANK,
     SENSITIVITY,
     Basis,
     ClassModel,
@@ -191,18 +192,24 @@ def _centre(fed: Federation, size: int, release: ReleaseConfig, of_each: bool) -
 
 
 def gaussians(
-    fed: Federation, statistic: MomentSums, dimensions: int, release: ReleaseConfig
+    fed: Federation, statistic: MomentSums, dimensions: int, release: ReleaseConfig, rank: int = RANK
 ) -> ReleasedMoments | None:
     """What follows from one release of these moments, after that of a centre; None where nobody could be reached."""
+    classes = fed.schema.classes
+    check_length(dimensions, classes, statistic.covariance)
     found = released_sum(fed, statistic, release.mu(1 - CENTRE_SHARE), release.sums(), attempts=ATTEMPTS)
-    return None if found is None else gaussians_of(found.total, found.std, statistic, dimensions, fed.schema.classes)
+    if found is None:
+        return None
+    return gaussians_of(found.total, found.std, statistic, dimensions, classes, rank)
 
 
-def gaussians_of(total: Tensor, std: float, statistic: MomentSums, dimensions: int, classes: int) -> ReleasedMoments:
+def gaussians_of(
+    total: Tensor, std: float, statistic: MomentSums, dimensions: int, classes: int, rank: int = RANK
+) -> ReleasedMoments:
     """What follows from sums with noise of this standard deviation."""
     sums = read_sums(total, dimensions, classes)
     return ReleasedMoments(
-        model=class_model(sums, std, statistic.scale, statistic.centre),
+        model=class_model(sums, std, statistic.scale, statistic.centre, rank),
         counts=sums.counts.tolist(),
         noise=std / COUNT_WEIGHT,
         spread=statistic.scale**2 * mean_spread(sums),

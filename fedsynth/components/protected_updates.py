@@ -62,6 +62,10 @@ class ProtectedUpdates(UpdatePrivacy):
         self.refuse(slots.objective, slots.local_data, slots.aggregator, slots.post_aggregation)
         self.check_here(slots.objective, slots.local_data, loop.net)
         check_model(loop.net)
+        if exposed := slots.post_aggregation.exposes(self.hides_records):
+            raise ConfigError(
+                f'{self.wanted} cannot be used with post_aggregation "{slots.post_aggregation.name}": {exposed}.'
+            )
         if slots.post_aggregation.asks_clients:
             raise ConfigError(
                 f'{self.wanted} cannot be used with post_aggregation "{slots.post_aggregation.name}" where it asks the '

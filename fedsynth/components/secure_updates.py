@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsynth.components.local_training import TrainRequest, Update, UpdatePrivacy, UpdatesSlot, train
 from fedsynth.components.secure_aggregation import SecureRound, SecureSettings, Values, masked, secure_mean, secured
-from fedsynth.components.slots import LocalObjective, Mean, NoPostAggregation
+from fedsynth.components.slots import LocalObjective, Mean
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation, Reply, leaves, task
 from fedsynth.federation.state import picked
@@ -94,7 +94,7 @@ def check_secure(loop: "Loop") -> None:
             f'{wanted} cannot be used with aggregator "{aggregator.name}", which needs what each client sends: the '
             'server learns the sum alone. Set method.aggregator = "mean", or secure_aggregation = false.'
         )
-    if not isinstance(tuning, NoPostAggregation) and not tuning.asks_clients:
+    if tuning.single_models and not tuning.asks_clients:
         raise ConfigError(
             f'{wanted} cannot be used with post_aggregation "{tuning.name}", which works with the model of each '
             "client: the server learns their mean alone. Set secure_aggregation = false; agg_enhance can have secure "

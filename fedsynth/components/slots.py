@@ -239,7 +239,21 @@ class AggregationContext:
 
 
 class PostAggregation(SlotValue, slot="post_aggregation"):
-    """What the server does to the new model before the next round."""
+    """What the server does to the new model before the next round.
+
+    `single_models`: it works with the models of single clients, not with the new one alone.
+    """
+
+    single_models: ClassVar[bool] = True
+
+    @property
+    def at_end(self) -> bool:
+        """Whether it acts after the last round alone."""
+        return False
+
+    def exposes(self, hides_records: bool) -> str:
+        """Why what it has clients release is not protected as their updates are; empty where it is, or is nothing."""
+        return ""
 
     @property
     def asks_clients(self) -> bool:
@@ -264,6 +278,8 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
 
 class NoPostAggregation(PostAggregation, name="nothing"):
     """The new model stays as it is."""
+
+    single_models: ClassVar[bool] = False
 
 
 def check_halves(objective: LocalObjective, aggregator: Aggregator) -> None:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
-from fedsynth.components.additions import INSTEAD, SYNTHETIC, note_additions, record_additions
+from fedsynth.components.additions import INSTEAD, SYNTHETIC, class_names, note_additions, record_additions
 from fedsynth.components.class_moments import Size
 from fedsynth.components.moment_release import ATTEMPTS, MomentRelease, MomentSettings, ReleasedMoments, release_moments
 from fedsynth.components.samples import Samples
@@ -172,8 +172,3 @@ def picture(model: ClassModel, basis: Basis, drawn: Tensor, names: list[str]) ->
     rows = {"mean": basis.examples(model.means[known]), "spread": spread / spread.max().clamp_min(1e-12)}
     rows |= {f"draw {n + 1}": drawn[n::PICTURED][: len(known)] for n in range(DRAWN)}
     return pictures({name: row.numpy() for name, row in rows.items()}, names[: len(known)], EXPLAINED)
-
-
-def class_names(fed: Federation) -> list[str]:
-    """The names of the classes, or their numbers."""
-    return list(fed.schema.class_names) or [f"class {label}" for label in range(fed.schema.classes)]

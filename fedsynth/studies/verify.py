@@ -133,9 +133,11 @@ class Bench:
         policy, journal = Policy(quorum=0.0 if faults else 1.0), Journal(place) if name else None
         where = self.data.clients, self.data.schema
         fed = Federation(watched, *where, 0, policy, journal, pooled=True, version_readable=store.readable)
-        train = TrainConfig(rounds=3, local_epochs=1, batch_size=16)
-        config = method.config(train=train, model=self.spec, **settings)
-        return Trace(method.program(fed, config), fed, watched)
+        return Trace(method.program(fed, self.config(method, settings)), fed, watched)
+
+    def config(self, method: Method, settings: Mapping[str, Any]) -> Any:
+        """The settings of a short run."""
+        return method.config(train=TrainConfig(rounds=3, local_epochs=1, batch_size=16), model=self.spec, **settings)
 
     @functools.cached_property
     def whole(self) -> Trace:
@@ -149,7 +151,8 @@ class Bench:
 
     def evaluate(self, trace: Trace) -> Results:
         """What a run ends with."""
-        tallies = client_tallies(trace.fed, trace.outcome, self.spec, ["validation", "test"])
+        spec = self.config(self.method, self.settings).classifier
+        tallies = client_tallies(trace.fed, trace.outcome, spec, ["validation", "test"])
         scores = {
             (view, client): (tally.correct.tolist(), tally.loss)
             for view, by_client in tallies.items()

@@ -158,7 +158,9 @@ class ClassModel(BaseModel):
     known: Tensor  # (classes)
 
 
-def class_model(total: Sums, std: float, scale: float = 1.0, centre: Tensor | None = None) -> ClassModel:
+def class_model(
+    total: Sums, std: float, scale: float = 1.0, centre: Tensor | None = None, rank: int = RANK
+) -> ClassModel:
     """The model that follows from sums of vectors (c − centre) / scale with noise of this standard deviation."""
     counts, sums, squares = total
     known = counts > (SURE * std / COUNT_WEIGHT if std else 0.5)
@@ -170,7 +172,9 @@ def class_model(total: Sums, std: float, scale: float = 1.0, centre: Tensor | No
     else:
         weights, spreads = counts[known].sum().clamp_min(1.0)[None], squares - between[known].sum(0)
     floor = std * math.sqrt(2 * means.shape[1]) / weights
-    factors = torch.stack([factor(s / n, float(least)) for s, n, least in zip(spreads, weights, floor, strict=True)])
+    factors = torch.stack(
+        [factor(s / n, float(least), rank) for s, n, least in zip(spreads, weights, floor, strict=True)]
+    )
     means = scale * means if centre is None else scale * means + centre
     return ClassModel(means=means.float(), factors=(scale * factors).float(), known=known)
 
@@ -190,10 +194,10 @@ def mean_errors(total: Sums, std: float) -> Tensor:
     return mean_spread(total) / counts + noise
 
 
-def factor(covariance: Tensor, floor: float) -> Tensor:
+def factor(covariance: Tensor, floor: float, rank: int = RANK) -> Tensor:
     """F with F Fᵀ near the covariance: of its largest directions, those above `floor`; the others are noise."""
     values, vectors = torch.linalg.eigh(covariance)
-    rank = min(RANK, len(values))
+    rank = min(rank, len(values))
     values, vectors = values[-rank:], vectors[:, -rank:]
     return vectors * torch.where(values > max(floor, 0.0), values, 0.0).clamp_min(0).sqrt()
 

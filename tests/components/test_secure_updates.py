@@ -80,7 +80,12 @@ def test_every_method_refuses_it_or_keeps_to_it() -> None:
     built_in = [m for m in all_methods() if m.program.__module__.startswith("fedsynth.")]
     by_slots = {"scaffold", "fednova", "qffl", "feddyn", "median", "krum", "trimmed_mean"}
     by_slots |= {"agg_enhance", "fed_zdas", "fed_zda"}  # see above
-    by_sums = {"moments", "analytic"}  # tests of their own: one sum in place of rounds, or before them
+    by_sums = {
+        "moments",
+        "analytic",
+        "ccvr",
+        "fedpft",
+    }  # tests of their own: one sum in place of rounds, or before them
     assert {m.name for m in built_in if not m.config.requires_individual_updates} == {*ALLOWED, *by_slots, *by_sums}
 
 

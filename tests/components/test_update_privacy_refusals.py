@@ -17,7 +17,20 @@ from fedsynth.federation.methods import all_methods
 from fedsynth.privacy import PrivacyConfig
 
 RunMethod = Callable[..., Finished]
-OUTSIDE = [*("analytic", "centralised", "cluster_fedavg", "faug", "feddpms", "fedvae", "finetune", "local", "rfa_rfd")]
+OUTSIDE = [
+    *(
+        "analytic",
+        "centralised",
+        "cluster_fedavg",
+        "faug",
+        "feddpms",
+        "fedpft",
+        "fedvae",
+        "finetune",
+        "local",
+        "rfa_rfd",
+    )
+]
 """Built-in methods that do not train in the shared loop, or not only."""
 
 REASONS = {
@@ -32,6 +45,7 @@ REASONS = {
             "qffl": 'objective "report_loss": its clients send their loss',
             "feddyn": 'objective "dynamic": its clients and server remember the same changes',
             "fednova": 'aggregator "fednova": it needs the numbers of steps',
+            "ccvr": 'post_aggregation "ccvr": its moments of features leave without noise',
             "fed_zdac": 'local_data "zero_shot": its images need the statistics that BatchNorm layers store',
             "fed_zdas": 'post_aggregation "zero_shot": its images need the statistics that BatchNorm layers store',
             "static_augmentation": 'local_data "kept": it is for own examples',

@@ -30,6 +30,8 @@ LEAVES: dict[str, dict[str, set[str]]] = {
     "astraea": UPDATE | {"count_classes": {"counts"}, "balance_classes": set()},
     "data_sharing": UPDATE | {"count_classes": {"counts"}, "contribute": {"images", "labels"}, "keep_shared": set()},
     "static_augmentation": UPDATE | {"augment_minorities": set()},
+    "ccvr": UPDATE | {"release_sum": {"total"}},
+    "fedpft": {"release_sum": {"total"}},
     "moments": UPDATE | {"release_sum": {"total"}, "keep_moments": set()},
 }
 """What leaves the clients, by task; FedAvg's update where nothing is said."""
@@ -40,6 +42,7 @@ EXTRA = ("scaffold", "qffl")
 BASELINES = [
     *(
         "astraea",
+        "ccvr",
         "centralised",
         "data_sharing",
         "ditto",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsynth.audit.trials import run_trial
+from fedsynth.components.feature_sums import COLUMNS, Features, FeatureSum
 from fedsynth.components.released_sums import Statistic, release_sum
 from fedsynth.data.dataset import ClientData, Dataset, Schema
 from fedsynth.errors import FedsynthError
@@ -22,7 +23,7 @@ from fedsynth.federation.client import PrivateState
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import ModelSpec, build_model
 from fedsynth.learning.weights import weights_of
-from fedsynth.methods.analytic.statistics import COLUMNS, Features, FeatureSum, RidgeMoments
+from fedsynth.methods.analytic.statistics import RidgeMoments
 from fedsynth.privacy import GaussianEvent
 from fedsynth.privacy.mechanisms import clip_rows
 

@@ -137,6 +137,8 @@ def train(draw: Draw) -> dict[str, Any]:
 
 def statistic(draw: Draw) -> dict[str, Any]:
     """What is summed up, with settings at their extremes."""
+    if draw(st.booleans()):
+        return feature_statistic(draw)
     size = pick(draw, 1, 2, 64)
     if pick(draw, "centre", "class_moments") == "centre":
         return {"name": "centre", "size": size}
@@ -147,6 +149,18 @@ def statistic(draw: Draw) -> dict[str, Any]:
             "centre": pick(draw, None, centre * pick(draw, 0.0, 0.3, 1e300)),
             "radius": pick(draw, None, 1e-3, 1.2, 1e300),
         },
+    }
+
+
+def feature_statistic(draw: Draw) -> dict[str, Any]:
+    """Sums of features of a network with any weights."""
+    of, lengths = model(draw), (1e-3, 1.2, 1e300)
+    if draw(st.booleans()):
+        return {"name": "feature_sum", "of": of, "length": pick(draw, *lengths)}
+    return {
+        **{"name": "feature_moments", "of": of, "covariance": pick(draw, "class", "shared")},
+        **{"components": pick(draw, 1, 1, 1, 2), "radius": pick(draw, None, *lengths)},
+        "centre": pick(draw, None, torch.full((3,), pick(draw, 0.0, 0.3, 1e300), dtype=torch.float64)),
     }
 
 
@@ -314,6 +328,10 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **{"images": IMAGES, "labels": LABELS, "training": training(d), "keep_statistics": False},
     },
     "static_augmentation.augment_minorities": lambda d: {"copies": pick(d, 0, 1, 2), "static": {}},
+    "virtual_features.tune_head": lambda d: {
+        **model(d),
+        **{"features": torch.ones((6, 3)), "labels": LABELS, "training": training(d)},
+    },
     "views.score": lambda d: {**model(d), "parts": ["validation", "test"]},
 }
 """By task: fields that fit it."""

@@ -11,22 +11,20 @@ and a twentieth of μ² onto the mean of the features before, from which u is me
 S are set to 0. Settings of `[train]` are not used: nothing is trained.
 """
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from fedsynth.errors import ConfigError
+from fedsynth.components.feature_sums import Features, FeatureSum
 from fedsynth.federation import Client, Federation, Message, Outcome, State, method
 from fedsynth.federation.payload import Fields
 from fedsynth.federation.personal import personal
 from fedsynth.learning.models import Classifier, ModelSpec
-from fedsynth.learning.pretrained import with_body_of
 from fedsynth.learning.ridge import RARE, RidgeSums, balanced, linear_head, solve
-from fedsynth.learning.weights import Weights, weights_of
+from fedsynth.learning.weights import Weights
 from fedsynth.methods.analytic.settings import AnalyticConfig
-from fedsynth.methods.analytic.statistics import Features, FeatureSum, RidgeMoments
+from fedsynth.methods.analytic.statistics import RidgeMoments
 from fedsynth.methods.analytic.sums import Gathering, SumsState, noisy_mean, weighed
 
 EXPLAINED = (
@@ -58,9 +56,8 @@ class Regression(Message):
 @method("analytic", config=AnalyticConfig, model="fixed")
 def analytic(fed: Federation, cfg: AnalyticConfig) -> Outcome:
     """A ridge classifier in closed form on fixed features, from one exchange of sums."""
-    net = fed.initial_model(cfg.classifier)
-    start = with_body_of(Path(cfg.backbone), net) if cfg.backbone else weights_of(net)
-    moments = what_to_ask(fed, cfg, net, Features(spec=cfg.classifier, model=start if cfg.backbone else {}))
+    net, start, of = cfg.begin(fed)
+    moments = what_to_ask(fed, cfg, net, of)
     features = net.head.in_features
     found = Gathering(fed, cfg, moments, features).gather()
     regression = Regression(moments=moments, ridge=cfg.strength, weights=cfg.weights, std=found.variance**0.5)
@@ -87,19 +84,9 @@ def describe(fed: Federation, cfg: AnalyticConfig, found: SumsState, features: i
 
 def what_to_ask(fed: Federation, cfg: AnalyticConfig, net: Classifier, features: Features) -> RidgeMoments:
     """The moments to ask for; with ε they are measured from the mean of the features, which is asked for first."""
-    if not cfg.backbone and any(True for _ in net.body.parameters()):
-        raise ConfigError(
-            f'method.features = "{cfg.features}" is a model whose weights are trained: choose wavelets, random_conv, '
-            "pixels or columns; or name it as [model] and give method.backbone, a file with its weights."
-        )
     if cfg.epsilon is None:
         return RidgeMoments(of=features, fewest=cfg.fewest)
-    length = cfg.length or getattr(net.body, "length", None)
-    if length is None:
-        raise ConfigError(
-            "With method.epsilon the features of a backbone must be bounded: set method.length to the longest that "
-            "should count in full, such as the median length on public data."
-        )
+    length = cfg.longest(net)
     asked = FeatureSum(of=features, length=length)
     centre = fed.once("centre", lambda: noisy_mean(fed, cfg, asked), Tensor | None)
     return RidgeMoments(of=features, centre=centre, radius=cfg.clip * length)

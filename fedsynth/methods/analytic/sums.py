@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedsynth.components.feature_sums import FeatureSum
 from fedsynth.components.released_sums import released_sum, released_sums
 from fedsynth.errors import ConfigError, UserError, nearest
 from fedsynth.federation import Federation, State
@@ -13,7 +14,7 @@ from fedsynth.federation.journal import Journal
 from fedsynth.federation.payload import encode
 from fedsynth.learning.ridge import RidgeSums
 from fedsynth.methods.analytic.settings import CENTRE_SHARE, AnalyticConfig
-from fedsynth.methods.analytic.statistics import FeatureSum, RidgeMoments
+from fedsynth.methods.analytic.statistics import RidgeMoments
 
 PHASE = "sums"
 AT_A_TIME = 50  # clients: no more of their replies are in memory at once
