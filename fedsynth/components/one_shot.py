@@ -25,10 +25,10 @@ class OneShotConfig(LoopConfig):
 
     @model_validator(mode="after")
     def _protects_single_models(self) -> Self:
-        if self.privacy.updates not in ("none", "dp_sgd"):
+        if self.privacy.updates == "clipped":
             raise ValueError(
-                f'privacy.updates = "{self.privacy.updates}" hides a client among others whose updates are summed up, '
-                'and here the server works with the model of each: use "dp_sgd", which hides each record, or "none"'
+                'privacy.updates = "clipped" hides a client among others whose updates are summed up, and here the '
+                'server works with the model of each: use "dp_sgd", which hides each record'
             )
         return self
 
