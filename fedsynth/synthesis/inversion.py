@@ -31,6 +31,7 @@ class Inversion:
     high: float | None = 1.0
     tolerance: float = 0.0  # an input whose cross-entropy falls below this is left as it is
     statistics: float = 0.0  # weight of the BatchNorm statistics (eq. 3); the cross-entropy has weight 1
+    reduction: Literal["sum", "mean"] = "sum"  # of the cross-entropy; mean: the statistics weigh alike for any batch
 
 
 def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> Tensor:
@@ -47,7 +48,8 @@ def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> T
                 if not moving.any():
                     break
             # A sum leaves every input the gradient it would have alone.
-            (gradient,) = torch.autograd.grad(losses.sum(), x)
+            loss = losses.sum() if how.reduction == "sum" else losses.mean()
+            (gradient,) = torch.autograd.grad(loss, x)
             with torch.no_grad():
                 moved = step(x, gradient)
                 if how.tolerance > 0:

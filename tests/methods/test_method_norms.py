@@ -154,7 +154,7 @@ def test_local_statistics_are_refused_where_whole_models_are_shared(
     with pytest.raises(ConfigError) as refused:
         run_method(method, digits, model=NET, norm_buffers="local")
     assert str(refused.value) == (
-        f'train.norm_buffers = "local" has no meaning where {why}: set "average" or "recalibrate".'
+        f'train.norm_buffers = "local" has no meaning where {why}: set "average", "pooled" or "recalibrate".'
     )
 
 
