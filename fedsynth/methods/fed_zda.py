@@ -47,18 +47,24 @@ UNPROTECTED = (
 )
 
 
-class ZeroShotSettings(BaseModel):
+class ZeroShotSettings(PublishedForm):
     """How images are synthesised."""
+
+    published: ClassVar[dict[str, Any]] = {"start": "normal", "clamp": False, "image_lr": 0.1, "keep_statistics": False}
 
     per_class: int = Field(5, ge=1, description="images of each class that one model makes")
     amounts: Literal["balanced", "missing"] = Field(
         "balanced", description="balanced, as published; missing: more of the classes that are lacking"
     )
     steps: int = Field(60, ge=0, description="optimisation steps for an image")
-    image_lr: float = Field(0.1, gt=0, description="learning rate for the images")
-    statistics: float = Field(1.0, gt=0, description="weight of the BatchNorm statistics (eq. 3)")
-    images: Literal["synthetic", "noise", "real"] = Field(
-        "synthetic", description="controls: noise or real images with the same labels in their place"
+    start: Start = Field("grey", description="an image starts as standard Gaussian noise (normal) or as a noisy grey")
+    clamp: bool = Field(True, description="keep pixels between 0 and 1")
+    image_lr: float = Field(0.05, gt=0, description="learning rate for the images")
+    statistics: float = Field(
+        1.0, gt=0, description="weight of the BatchNorm statistics (eq. 3); that of the mean cross-entropy is 1"
+    )
+    images: Literal["synthetic", "noise", "real", "none"] = Field(
+        "synthetic", description="controls: noise or real images with the same labels in their place, or no images"
     )
     keep_statistics: bool = Field(
         True,
@@ -66,8 +72,9 @@ class ZeroShotSettings(BaseModel):
     )
 
     def inversion(self) -> Inversion:
-        """The settings as the inversion wants them: images are not kept in any range, as published."""
-        return Inversion(steps=self.steps, lr=self.image_lr, low=None, high=None, statistics=self.statistics)
+        """The settings as the inversion wants them."""
+        low, high = (0.0, 1.0) if self.clamp else (None, None)
+        return Inversion(self.steps, self.image_lr, low=low, high=high, statistics=self.statistics, reduction="mean")
 
     def check(self, net: Classifier, privacy: PrivacyConfig) -> None:
         """Without stored statistics there is nothing to go by."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,6 +33,16 @@ class Inversion:
     tolerance: float = 0.0  # an input whose cross-entropy falls below this is left as it is
     statistics: float = 0.0  # weight of the BatchNorm statistics (eq. 3); the cross-entropy has weight 1
     reduction: Literal["sum", "mean"] = "sum"  # of the cross-entropy; mean: the statistics weigh alike for any batch
+
+
+Start = Literal["normal", "grey"]
+"""What inputs start from: standard Gaussian noise, as published, or a grey in the middle of the data's range."""
+
+
+def draw_start(kind: Start, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
+    """So many starting points of this shape."""
+    noise = torch.from_numpy(rng.standard_normal((count, *shape)).astype(np.float32))
+    return noise if kind == "normal" else (0.4 + 0.1 * noise).clamp_(0, 1)
 
 
 def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> Tensor:
