@@ -36,3 +36,13 @@ class Scheduled(BaseModel):
             raise ValueError("A start that is a share of the rounds has no round before `scheduled` was called.")
         since = index - int(self.start_round) - self.offset
         return since >= 0 and since % self.every == 0
+
+
+class LateStart(Scheduled):
+    """The same for what does harm in the first rounds, when a model knows little."""
+
+    start_round: int | float = Field(
+        0.75,
+        gt=0,
+        description="first round in which it acts (burn-in before); below 1: it acts after this share of them",
+    )

@@ -9,7 +9,7 @@ from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
-from fedsynth.synthesis.inversion import Inversion, invert
+from fedsynth.synthesis.inversion import Inversion, Start, draw_start, invert
 
 FROM_WEIGHTS = "synthesised from shared weights alone"
 
@@ -47,13 +47,12 @@ class Tuned(Reply):
 
 @task
 def invert_model(
-    client: Client, model: Weights, spec: ModelSpec, start: Tensor | None, labels: Tensor, inversion: Inversion
+    client: Client, model: Weights, spec: ModelSpec, start: Tensor | Start, labels: Tensor, inversion: Inversion
 ) -> Inverted:
-    """Optimise inputs against one model; without a start, from standard Gaussian noise (Fed-ZDA, algorithm 1)."""
+    """Optimise inputs against one model, from starting points that are given or drawn here."""
     net = client.build(spec, model)
-    if start is None:
-        noise = client.rng("start").standard_normal((len(labels), *client.schema.shape)).astype("float32")
-        start = torch.from_numpy(noise)
+    if isinstance(start, str):
+        start = draw_start(start, len(labels), client.schema.shape, client.rng("start"))
     return client.release(Inverted(images=invert(net, start, labels, inversion)))
 
 

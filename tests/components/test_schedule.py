@@ -68,9 +68,9 @@ def test_never_is_never() -> None:
         ("fed_zdas", {"start_round": 0.6}, ([], [4, 5])),
         ("fed_zdac", {"start_round": 0.2, "every": 2}, ([2, 4], [])),
         ("fed_zda", {"start_round": 4}, ([4, 5], [4, 5])),
-        ("fed_zda", {"turns": "alternate"}, ([1, 3, 5], [2, 4])),
+        ("fed_zda", {"turns": "alternate", "start_round": 1}, ([1, 3, 5], [2, 4])),
         ("fed_zda", {"turns": "alternate", "start_round": 2}, ([2, 4], [3, 5])),
-        ("fed_zda", {"turns": "alternate", "every": 2}, ([1, 5], [3])),
+        ("fed_zda", {"turns": "alternate", "every": 2, "start_round": 1}, ([1, 5], [3])),
     ],
 )
 def test_clients_and_server_act_in_their_rounds(

@@ -26,7 +26,7 @@ from fedsynth.seeding import generator
 
 RunMethod = Callable[..., Finished]
 METHODS = ("fed_zdac", "fed_zdas", "fed_zda")
-QUICK = {"steps": 2, "per_class": 2}
+QUICK = {"steps": 2, "per_class": 2, "start_round": 1}
 TINY = {"model": SMALL["zda_cnn"], "rounds": 2, "local_epochs": 1, "batch_size": 64}
 WORDS = (
     "No differential privacy. Zero-shot data is post-processing of the shared weights: it adds no leak beyond them and "
