@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from fedsynth.components.server_work import images_of_classes
 from fedsynth.data.dataset import Schema
 from fedsynth.errors import ConfigError
 from fedsynth.experiment.config import make_experiment
@@ -23,7 +23,6 @@ from fedsynth.learning.training import evaluate
 from fedsynth.report.plots import plot_samples
 from fedsynth.report.reading import read_inside, read_run
 from fedsynth.seeding import generator
-from fedsynth.synthesis.inversion import Inversion, draw_start, invert, require_batch_norm
 
 Form = Literal["ours", "published"]
 Saved = Literal["final", "best"]
@@ -66,13 +65,8 @@ def invert_run(
     no picture. Plug-ins of the run are executed only where they are trusted.
     """
     net, schema = _model_of(path, SAVED[saved], trust_plugins)
-    require_batch_norm(net)
-    labels = torch.arange(schema.classes).repeat_interleave(per_class)
-    grey = form == "ours"
-    low, high = (0.0, 1.0) if grey else (None, None)
-    how = Inversion(steps, lr=0.05 if grey else 0.1, low=low, high=high, statistics=1.0, reduction="mean")
-    start = draw_start("grey" if grey else "normal", len(labels), schema.shape, generator(seed, "inversion"))
-    images = invert(net, start, labels, how).contiguous()
+    rng = generator(seed, "inversion")
+    images, labels = images_of_classes(net, schema, per_class, steps, grey=form == "ours", rng=rng)
     stem = path / f"inversion-{saved}-{form}"
     numbers, picture = stem.with_suffix(".npz"), None
     content = BytesIO()

@@ -43,7 +43,8 @@ def test_two_that_take_turns_never_meet_and_leave_no_gap(start: int, every: int,
 @given(st.floats(0.01, 0.99), st.integers(1, 200))
 def test_a_start_given_as_a_share_comes_after_that_share(share: float, rounds: int) -> None:
     start = Scheduled(start_round=share).scheduled(rounds).start_round
-    assert start - 1 == pytest.approx(share * rounds, abs=1) and 1 <= start <= rounds
+    assert start - 1 == pytest.approx(share * rounds, abs=1)
+    assert 1 <= start <= rounds
     assert start - 1 <= share * rounds + 1e-6
 
 

@@ -73,7 +73,7 @@ ALLOWED = [
     *("ditto", "fed_zdac", "fedavg", "fedbn", "fedmix", "fedopt", "fedprox", "fedrep", "finetune"),
     *("data_sharing", "logit_adjustment", "moon", "static_augmentation"),
 ]
-QUICK: dict[str, dict[str, Any]] = {"fed_zdac": {"steps": 2, "per_class": 1}}
+QUICK: dict[str, dict[str, Any]] = {"fed_zdac": {"steps": 2, "per_class": 1, "start_round": 1}}
 
 
 def test_every_method_refuses_it_or_keeps_to_it() -> None:
