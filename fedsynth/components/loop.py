@@ -264,15 +264,7 @@ class Loop:
         later = range(round.index + 1, self.cfg.train.rounds + 1)
         last = not any(map(self.slots.post_aggregation.active, later))
         context = AggregationContext(
-            self.fed,
-            self.cfg.model,
-            model,
-            received,
-            round.training,
-            kept,
-            self.privacy.secure,
-            self.cfg.privacy,
-            last,
+            self.fed, self.cfg.model, model, received, round.training, kept, self.privacy.secure, self.cfg.privacy, last
         )
         return self.slots.post_aggregation.tune(context)
 

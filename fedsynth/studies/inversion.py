@@ -1,7 +1,5 @@
 """What a run's model takes for each class: images synthesised from its weights and BatchNorm statistics alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
