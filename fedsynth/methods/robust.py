@@ -5,7 +5,7 @@ bit-identical (Yin et al. have equal clients). Multi-Krum averages the `keep` be
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ from fedsynth.learning.weights import Weights
 class TrimmedMean(Aggregator, name="trimmed_mean"):
     """Averaging without the extremes, coordinate by coordinate."""
 
+    robust: ClassVar[bool] = True
+
     trim: float = Field(0.1, ge=0, lt=0.5, description="share of values left out at each end")
 
     def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
@@ -29,6 +31,8 @@ class TrimmedMean(Aggregator, name="trimmed_mean"):
 class Median(Aggregator, name="median"):
     """The median of the clients' weights, coordinate by coordinate."""
 
+    robust: ClassVar[bool] = True
+
     def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
         return median([(r.model, r.examples) for r in replies.values()])
 
@@ -36,6 +40,8 @@ class Median(Aggregator, name="median"):
 @method("krum", fedavg_when={"byzantine": 0, "keep": 10**6})
 class Krum(Aggregator, name="krum"):
     """The update nearest to the others (or the mean of the best few)."""
+
+    robust: ClassVar[bool] = True
 
     byzantine: int = Field(1, ge=0, description="how many clients may be malicious")
     keep: int = Field(1, ge=1, description="how many updates are averaged (more than 1: multi-Krum)")
