@@ -7,7 +7,7 @@ weighted likewise.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ from fedsynth.learning.weights import Weights
 @method("trimmed_mean", fedavg_when={"trim": 0.0}, search={"trim": (0.05, 0.4)})
 class TrimmedMean(Aggregator, name="trimmed_mean"):
     """Averaging without the extremes, coordinate by coordinate."""
+
+    robust: ClassVar[bool] = True
 
     trim: float = Field(0.1, ge=0, lt=0.5, description="share of values left out at each end")
     clamp: float | None = Field(
@@ -40,6 +42,8 @@ class TrimmedMean(Aggregator, name="trimmed_mean"):
 class Median(Aggregator, name="median"):
     """The median of the clients' weights, coordinate by coordinate."""
 
+    robust: ClassVar[bool] = True
+
     def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
         return median([(r.model, r.examples) for r in replies.values()])
 
@@ -47,6 +51,8 @@ class Median(Aggregator, name="median"):
 @method("krum", fedavg_when={"byzantine": 0, "keep": 10**6})
 class Krum(Aggregator, name="krum"):
     """The update nearest to the others (or the mean of the best few)."""
+
+    robust: ClassVar[bool] = True
 
     byzantine: int = Field(1, ge=0, description="how many clients may be malicious")
     keep: int = Field(1, ge=1, description="how many updates are averaged (more than 1: multi-Krum)")
