@@ -41,11 +41,13 @@ EXTRA = ("scaffold", "qffl")
 
 BASELINES = [
     *(
+        "apfl",
         "astraea",
         "ccvr",
         "centralised",
         "data_sharing",
         "ditto",
+        "fedper",
         "fedrep",
         "fedavg",
         "fedbn",
