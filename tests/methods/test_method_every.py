@@ -67,6 +67,7 @@ BASELINES = [
         "median",
         "moments",
         "moon",
+        "pfedme",
         "qffl",
         "scaffold",
         "static_augmentation",
