@@ -445,6 +445,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "pfedme": {"inner_steps": 2},
     "faug": {"seeds": 2, "gan_steps": 2, "gan_channels": 2},
     "rfa_rfd": SHARED | {"gan_steps": 2, "encoder_steps": 2},
+    "ifca": {"groups": 2},
+    "cfl": {"norms": "absolute", "epsilon1": 1e9, "epsilon2": 0.0},
     "cluster_fedavg": SHARED | {"gan_steps": 2, "encoder_steps": 2, "threshold": "2-means"},
 }
 
