@@ -11,6 +11,21 @@ from pydantic import BaseModel
 from fedsynth.privacy.rows import LedgerRow
 
 View = Literal["global", "personal"]
+Metric = Literal["accuracy", "balanced_accuracy", "f1", "auroc", "auprc"]
+"""What may be selected by: more is better."""
+AskedMeasure = Literal["f1", "auroc", "auprc", "ece", "brier"]
+MeasureName = Literal["accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "ece", "brier"]
+WORDS: dict[MeasureName, str] = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "f1": "macro F1",
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "ece": "calibration error (ECE)",
+    "brier": "Brier score",
+}
+LESS: tuple[MeasureName, ...] = ("ece", "brier")
+"""Measures of which less is better."""
 Mark = Literal["good", "look", "failed", "unknown"]
 
 
@@ -25,8 +40,19 @@ class Result(BaseModel, frozen=True):
 # -- evaluation -----------------------------------------------------------------------------------------------------
 
 
+class ReliabilityBin(Result):
+    """The examples whose answers a model was about equally sure of, and how often it was right."""
+
+    examples: int
+    confidence: float
+    accuracy: float
+
+
 class GlobalScores(Result):
-    """The global model on the global test set; without either, `accuracy` is None and `reason` says why."""
+    """The global model on the global test set; without either, `accuracy` is None and `reason` says why.
+
+    `measures` are all beside accuracy; `confusion` has a row for each true class and a column for each answer.
+    """
 
     accuracy: float | None
     loss: float | None = None
@@ -34,12 +60,34 @@ class GlobalScores(Result):
     worst_class: float | None = None
     class_accuracy: list[float | None] = []
     examples: int = 0
+    measures: dict[MeasureName, float | None] = {}
+    specificity: list[float | None] = []
+    confusion: list[list[int]] = []
+    reliability: list[ReliabilityBin] = []
     sources: "dict[str, GlobalScores]" = {}
     reason: str = ""
 
+    def of(self, measure: MeasureName) -> float | None:
+        """The value of a measure; None where it is not known."""
+        return self.accuracy if measure == "accuracy" else self.measures.get(measure)
+
+
+class MeasureScores(Result):
+    """One measure over the clients on whose examples it is defined; `pooled`: of all their examples together."""
+
+    n: int = 0
+    mean: float | None = None
+    variance: float | None = None
+    worst: float | None = None
+    worst_client: str = ""
+    pooled: float | None = None
+
 
 class ClientScores(Result):
-    """Accuracy over the clients that have examples of their own to be evaluated on; only `n` where there are none."""
+    """Accuracy over the clients that have examples of their own to be evaluated on; only `n` where there are none.
+
+    `measures` are all beside accuracy; `sensitivity` and `specificity` are by class, of all examples together.
+    """
 
     view: View = "global"
     n: int = 0
@@ -52,14 +100,30 @@ class ClientScores(Result):
     best_tenth: float | None = None
     deciles: list[float] = []
     pooled: float | None = None
+    measures: dict[MeasureName, MeasureScores] = {}
+    sensitivity: list[float | None] = []
+    specificity: list[float | None] = []
+
+    def of(self, measure: MeasureName) -> MeasureScores:
+        """A measure over the clients; without numbers where it is not known."""
+        if measure == "accuracy":
+            return MeasureScores(**{name: getattr(self, name) for name in MeasureScores.model_fields})
+        return self.measures.get(measure, MeasureScores())
 
 
 class ClientScore(Result):
-    """One client's accuracy on one of its own parts."""
+    """One client's model on one of its own parts; `sensitivity` and `specificity` are by class."""
 
     accuracy: float
     balanced_accuracy: float
     examples: int
+    f1: float | None = None
+    auroc: float | None = None
+    auprc: float | None = None
+    ece: float | None = None
+    brier: float | None = None
+    sensitivity: list[float | None] = []
+    specificity: list[float | None] = []
 
 
 class Evaluation(Result):
@@ -76,22 +140,36 @@ class Evaluation(Result):
 
 
 class RoundValidation(Result):
-    """The model of a round on the clients' validation parts."""
+    """The model of a round on the clients' validation parts.
+
+    Where another metric than accuracy was chosen, `score` is its value over all clients (None where it is not defined),
+    and `n`, `mean`, `variance` and `worst` are its, too.
+    """
 
     accuracy: float
+    score: float | None = None
     loss: float | None = None
     n: int = 0
     mean: float | None = None
     variance: float | None = None
     worst: float | None = None
 
+    def of(self, metric: Metric) -> float | None:
+        """The value of the metric that was chosen."""
+        return self.accuracy if metric == "accuracy" else self.score
+
 
 class RoundTest(Result):
-    """The model of a round on the global test set, where that was wanted."""
+    """The model of a round on the global test set, where that was wanted; `score` as in `RoundValidation`."""
 
     accuracy: float
+    score: float | None = None
     loss: float | None = None
     class_variance: float | None = None
+
+    def of(self, metric: Metric) -> float | None:
+        """The value of the metric that was chosen."""
+        return self.accuracy if metric == "accuracy" else self.score
 
 
 class MetricsRow(Result):
@@ -114,10 +192,10 @@ class MetricsRow(Result):
 
 
 class Best(Result):
-    """The best round by validation; round 0 and an accuracy of -1 where none was evaluated."""
+    """The best round by the chosen metric on validation parts; round 0 and a score of -1 where none was evaluated."""
 
     round: int
-    accuracy: float
+    score: float
 
 
 class Moved(Result):
@@ -174,12 +252,15 @@ class SynthesisCheck(Result):
 class RunSummary(Result):
     """The result of a run: what `--json` prints and summary.json holds.
 
+    `metric` is the one that was chosen: best round, patience and comparisons go by it.
+
     A comparison adds the label of the run's row, of which row (`base`) it is a control, where it is one, and every
-    client's accuracy on its own test part.
+    client's value of the metric on its own test part.
     """
 
     method: str
     seed: int
+    metric: Metric = "accuracy"
     test: GlobalScores
     clients: ClientScores
     validation: ClientScores
@@ -210,6 +291,16 @@ class RunSummary(Result):
     def row(self) -> str:
         """The row of a comparison that the run belongs to."""
         return self.label or self.method
+
+    @property
+    def tested(self) -> float | None:
+        """The chosen metric on the global test set; None where there is none."""
+        return self.test.of(self.metric)
+
+    @property
+    def by_clients(self) -> MeasureScores:
+        """The chosen metric over the clients' own test parts."""
+        return self.clients.of(self.metric)
 
 
 class Counts(Result):
@@ -262,7 +353,7 @@ class ComparisonPlan(Result):
 
 
 class Trial(Result):
-    """One try of a search: settings, and the accuracy on validation parts."""
+    """One try of a search: settings, and the chosen metric on validation parts."""
 
     settings: dict[str, float]
     validation: float

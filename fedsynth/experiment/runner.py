@@ -255,6 +255,7 @@ def summarise(
     return RunSummary(
         method=experiment.method_name,
         seed=experiment.seed,
+        metric=experiment.evaluation.metric,
         test=evaluation.test,
         clients=evaluation.clients,
         validation=evaluation.validation,
