@@ -14,7 +14,7 @@ from fedsynth.cli.audit import audit
 from fedsynth.cli.data import check, partition
 from fedsynth.cli.methods import methods, verify_method
 from fedsynth.cli.network import deploy, site
-from fedsynth.cli.results import dashboard, export, quality, report
+from fedsynth.cli.results import dashboard, export, invert, quality, report
 from fedsynth.cli.runs import resume, run
 from fedsynth.cli.studies import advise, compare, stress
 from fedsynth.errors import FedsynthError, UserError
@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 commands: tuple[Callable[..., None], ...] = (
     *(methods, run, resume, compare, partition, check, verify_method),
-    *(advise, stress, audit, report, dashboard, quality, export),
+    *(advise, stress, audit, report, dashboard, quality, invert, export),
 )
 for command in commands:
     app.command()(command)

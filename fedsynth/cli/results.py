@@ -1,7 +1,7 @@
 """Commands that show and measure results: report, dashboard, quality, export."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -49,7 +49,8 @@ def dashboard(
 def quality(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     images: Annotated[
-        Path | None, typer.Option(help="A safetensors file with images and labels; otherwise the last in samples/.")
+        Path | None,
+        typer.Option(help="A safetensors or NPZ file with images and labels; otherwise the last in samples/."),
     ] = None,
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
@@ -70,6 +71,37 @@ def quality(
     out.print(table)
     for text in found.words:
         print_line(text)
+
+
+def invert(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run whose model has BatchNorm.")],
+    per_class: Annotated[int, typer.Option(min=1, help="Images of each class.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Optimisation steps.")] = 60,
+    form: Annotated[
+        Literal["ours", "published"],
+        typer.Option(help="ours: a grey start, pixels between 0 and 1; published: noise, pixels are free."),
+    ] = "ours",
+    model: Annotated[
+        Literal["final", "best"], typer.Option(help="The final model, or the best by validation.")
+    ] = "final",
+    seed: Annotated[int, typer.Option(help="Seed of the starting points.")] = 0,
+    trust_plugins: TrustPlugins = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run's model knows of each class: images from its weights and BatchNorm statistics alone (Fed-ZDA).
+
+    They are kept in the run folder, as a picture and as an NPZ file that `quality --images` reads.
+    """
+    from fedsynth.studies.inversion import invert_run
+
+    found = invert_run(folder, per_class, steps, form, model, seed, trust_plugins)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    print_line(f"{len(found.labels)} images; the model takes {found.recognised:.1%} of them for the class wanted.")
+    for file in (found.picture, found.numbers):
+        if file:
+            out.print(str(file), highlight=False, soft_wrap=True)
 
 
 def export(

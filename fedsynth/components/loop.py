@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypedDict, Unpack
 from pydantic import Field
 
 from fedsynth.components.local_training import TrainRequest, Update, UpdatePrivacy, kept_entries
-from fedsynth.components.recalibration import recalibrate
+from fedsynth.components.recalibration import pooled_buffers, recalibrate
 from fedsynth.components.settings import MethodConfig
 from fedsynth.components.slots import (
     AggregationContext,
@@ -102,8 +102,8 @@ class Slots:
             cfg.objective or own.get("objective", Plain()),
             cfg.aggregator or own.get("aggregator", Mean()),
             cfg.server or own.get("server", TakeAverage()),
-            cfg.post_aggregation or own.get("post_aggregation", NoPostAggregation()),
-            cfg.local_data or own.get("local_data", OwnExamples()),
+            (cfg.post_aggregation or own.get("post_aggregation", NoPostAggregation())).scheduled(cfg.train.rounds),
+            (cfg.local_data or own.get("local_data", OwnExamples())).scheduled(cfg.train.rounds),
         )
         check_halves(slots.objective, slots.aggregator)
         return slots
@@ -133,6 +133,7 @@ class Loop:
         self.keeps = "buffers" if keeps == "nothing" and cfg.train.norm_buffers == "local" else keeps
         self.kept = kept_entries(self.net, self.keeps)
         self.privacy.check(self)
+        self._check_pooling()
         self.slots.post_aggregation.check(self.net, cfg.privacy)
         self.slots.local_data.check(self.net, cfg.privacy)
         if self.kept and not isinstance(self.slots.post_aggregation, NoPostAggregation):
@@ -161,7 +162,15 @@ class Loop:
         """Refuse `norm_buffers = "local"` where whole models are shared."""
         if self.cfg.train.norm_buffers == "local":
             raise ConfigError(
-                f'train.norm_buffers = "local" has no meaning where {why}: set "average" or "recalibrate".'
+                f'train.norm_buffers = "local" has no meaning where {why}: set "average", "pooled" or "recalibrate".'
+            )
+
+    def _check_pooling(self) -> None:
+        """Refuse `norm_buffers = "pooled"` beside an aggregator that a single client shall not get past."""
+        if self.cfg.train.norm_buffers == "pooled" and self.slots.aggregator.robust:
+            raise ConfigError(
+                f'train.norm_buffers = "pooled" takes in the statistics of every client, and aggregator '
+                f'"{self.slots.aggregator.name}" is there so that no single one decides: set "average".'
             )
 
     def rounds(
@@ -206,9 +215,13 @@ class Loop:
         """The same request to a sample of the clients."""
         model = {name: entry for name, entry in self.state.model.items() if name not in self.kept}
         chosen = self.fed.sample(self.cfg.train.fraction)
-        equal = isinstance(self.slots.aggregator, Mean) and self.slots.aggregator.weights == "equal"
         request = self.request(round, self.state.model, self.state.memory)
-        return self.privacy.collect(self.fed, chosen, model, request, equal)
+        return self.privacy.collect(self.fed, chosen, model, request, self._equal)
+
+    @property
+    def _equal(self) -> bool:
+        """Whether all clients weigh alike."""
+        return isinstance(self.slots.aggregator, Mean) and self.slots.aggregator.weights == "equal"
 
     def advance(self, round: RoundInfo, replies: Mapping[str, Update], asked: list[str] | None = None) -> None:
         """Make the next model out of what came back; where nobody could be reached, the model waits.
@@ -235,8 +248,11 @@ class Loop:
         target = self.privacy.protect_mean(self.fed, target, round.trained, len(replies))
         entries = model | self.slots.server.step(model, target, memory, round)
         own = {name: entry for name, entry in entries.items() if name in self.net.state_dict()}
-        if self.cfg.train.norm_buffers == "recalibrate" and buffer_entries(self.net) - self.kept:
+        buffers, rule = buffer_entries(self.net) - self.kept, self.cfg.train.norm_buffers
+        if buffers and rule == "recalibrate":
             own |= recalibrate(self.fed, self.cfg.model, own, list(replies) if asked is None else asked)
+        elif buffers and rule == "pooled":
+            own |= pooled_buffers(replies.values(), buffers, self._equal)
         return entries | self.tune(round, own, replies, memory)
 
     def tune(self, round: RoundInfo, model: Weights, replies: Mapping[str, Update], memory: Memory) -> Weights:
@@ -245,8 +261,10 @@ class Loop:
             return model
         received = {c: {n: e for n, e in r.model.items() if n in model} for c, r in replies.items()}
         kept = memory.setdefault("post_aggregation", {})
+        later = range(round.index + 1, self.cfg.train.rounds + 1)
+        last = not any(map(self.slots.post_aggregation.active, later))
         context = AggregationContext(
-            self.fed, self.cfg.model, model, received, round.training, kept, self.privacy.secure, self.cfg.privacy
+            self.fed, self.cfg.model, model, received, round.training, kept, self.privacy.secure, self.cfg.privacy, last
         )
         return self.slots.post_aggregation.tune(context)
 

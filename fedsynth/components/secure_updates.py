@@ -100,10 +100,10 @@ def check_secure(loop: "Loop") -> None:
             "client: the server learns their mean alone. Set secure_aggregation = false; agg_enhance can have secure "
             "= true instead."
         )
-    if loop.cfg.train.norm_buffers == "recalibrate":
+    if loop.cfg.train.norm_buffers in ("recalibrate", "pooled"):
         raise ConfigError(
-            f'{wanted} cannot be used with train.norm_buffers = "recalibrate", in which each client sends statistics '
-            'of its data: set "average" or "local".'
+            f'{wanted} cannot be used with train.norm_buffers = "{loop.cfg.train.norm_buffers}", in which the server '
+            'reads the statistics of each client: set "average" or "local".'
         )
     clients, fraction = len(loop.fed.clients), loop.cfg.train.fraction
     if picked(fraction, clients) < FEWEST:

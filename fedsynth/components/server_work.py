@@ -1,15 +1,17 @@
 """Pieces of work that the server does itself, spread over its cores by `fed.compute`. No client's data is near."""
 
+import numpy as np
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from fedsynth.data.dataset import Schema
 from fedsynth.federation import Client, Federation, Reply, leaves, task
-from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.models import Classifier, ModelSpec
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import fit
 from fedsynth.learning.weights import Weights, buffer_entries, weights_of
-from fedsynth.synthesis.inversion import Inversion, invert
+from fedsynth.synthesis.inversion import Inversion, Start, draw_start, invert, require_batch_norm
 
 FROM_WEIGHTS = "synthesised from shared weights alone"
 
@@ -45,15 +47,29 @@ class Tuned(Reply):
     model: Weights = leaves(f"weights, tuned on images {FROM_WEIGHTS}")
 
 
+def images_of_classes(
+    net: Classifier, schema: Schema, per_class: int, steps: int, grey: bool, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Images of every class from one network (Fed-ZDA, eq. 3) and their labels.
+
+    `grey`: from a grey start within the range of the data; otherwise as published, from noise and without limits.
+    """
+    require_batch_norm(net)
+    labels = torch.arange(schema.classes).repeat_interleave(per_class)
+    low, high = (0.0, 1.0) if grey else (None, None)
+    how = Inversion(steps, lr=0.05 if grey else 0.1, low=low, high=high, statistics=1.0, reduction="mean")
+    start = draw_start("grey" if grey else "normal", len(labels), schema.shape, rng)
+    return invert(net, start, labels, how).contiguous(), labels
+
+
 @task
 def invert_model(
-    client: Client, model: Weights, spec: ModelSpec, start: Tensor | None, labels: Tensor, inversion: Inversion
+    client: Client, model: Weights, spec: ModelSpec, start: Tensor | Start, labels: Tensor, inversion: Inversion
 ) -> Inverted:
-    """Optimise inputs against one model; without a start, from standard Gaussian noise (Fed-ZDA, algorithm 1)."""
+    """Optimise inputs against one model, from starting points that are given or drawn here."""
     net = client.build(spec, model)
-    if start is None:
-        noise = client.rng("start").standard_normal((len(labels), *client.schema.shape)).astype("float32")
-        start = torch.from_numpy(noise)
+    if isinstance(start, str):
+        start = draw_start(start, len(labels), client.schema.shape, client.rng("start"))
     return client.release(Inverted(images=invert(net, start, labels, inversion)))
 
 

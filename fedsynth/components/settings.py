@@ -33,8 +33,10 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid", populate_by_name=True,
         validation_alias=AliasChoices("fraction", "fraction_fit"),
         description="share of the clients picked each round",
     )
-    norm_buffers: Literal["average", "local", "recalibrate"] = Field(
-        "average", description="BatchNorm's running statistics: averaged, kept at the clients, or measured anew"
+    norm_buffers: Literal["average", "pooled", "local", "recalibrate"] = Field(
+        "average",
+        description="BatchNorm's running statistics: averaged, those of all data together, kept at the clients, or "
+        "measured anew",
     )
     quorum: float | None = Field(
         None, ge=0, le=1, description="share of the asked clients that must answer (all; with faults, none)"

@@ -73,6 +73,10 @@ class SlotValue(BaseModel):
                 raise ConfigError(f'{cls.slot} "{name}" has no setting "{key}".{known}') from None
             raise ConfigError(f'{cls.slot} "{name}", key "{key}": {problem["msg"].lower()}.') from None
 
+    def scheduled(self, rounds: int) -> Self:
+        """The value as it acts in a run of so many rounds."""
+        return self
+
     @classmethod
     def as_method(cls, beside: "Mapping[str, type[SlotValue]]") -> tuple[Callable[..., Any], type[Any]]:
         """The method that is FedAvg with this value in its slot, and those beside it (see `slot_methods.py`)."""
@@ -184,6 +188,8 @@ class RoundInfo:
 class Aggregator(SlotValue, slot="aggregator"):
     """Makes the next model out of the replies. `memory` lasts over the rounds and goes into checkpoints."""
 
+    robust: ClassVar[bool] = False  # whether it is meant to withstand clients that lie
+
     def sent(self, memory: Memory, model: Weights, info: RoundInfo) -> Weights:
         """Named tensors to send beside the model."""
         return {}
@@ -236,6 +242,7 @@ class AggregationContext:
     memory: Memory
     secure: SecureSettings | None
     privacy: PrivacyConfig
+    last: bool = False  # whether no later round will be tuned
 
 
 class PostAggregation(SlotValue, slot="post_aggregation"):

@@ -19,7 +19,7 @@ from fedsynth.evaluation.measures import (
     sensitivity,
     specificity,
 )
-from fedsynth.evaluation.results import LESS, ClientScore, ClientScores, GlobalScores, MeasureName, MeasureScores
+from fedsynth.evaluation.scores import LESS, ClientScore, ClientScores, GlobalScores, MeasureName, MeasureScores
 from fedsynth.learning.answers import class_probabilities
 from fedsynth.learning.training import Tally, tally_answers
 

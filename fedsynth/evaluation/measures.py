@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fedsynth.evaluation.results import AskedMeasure, MeasureName, ReliabilityBin
+from fedsynth.evaluation.scores import AskedMeasure, MeasureName, ReliabilityBin
 from fedsynth.learning.answers import class_probabilities
 from fedsynth.learning.training import Tally
 

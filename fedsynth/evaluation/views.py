@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.evaluation.fairness import score_answers, score_client, score_clients
 from fedsynth.evaluation.measures import ASKED, Measured, measure
-from fedsynth.evaluation.results import AskedMeasure, ClientScores, Evaluation, GlobalScores, Metric
+from fedsynth.evaluation.scores import AskedMeasure, ClientScores, Evaluation, GlobalScores, Metric
 from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, task
 from fedsynth.federation.payload import Fields
 from fedsynth.federation.personal import personal_model

@@ -12,7 +12,7 @@ from fedsynth.data.config import DataConfig, parse_table
 from fedsynth.data.partition import parse_partition
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import ConfigError, nearest
-from fedsynth.evaluation.results import Metric
+from fedsynth.evaluation.scores import Metric
 from fedsynth.experiment.files import Tables, load_plugins, load_tables
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec

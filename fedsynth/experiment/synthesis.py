@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -97,12 +98,18 @@ def last_shown(folder: Path) -> list[Path]:
     return [file for round, file in found if round == last]
 
 
+def _arrays(file: Path) -> dict[str, Tensor]:
+    """The arrays of an NPZ file."""
+    with np.load(file, allow_pickle=False) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in ("images", "labels")}
+
+
 def read_samples(file: Path, shape: Sequence[int], classes: int) -> tuple[Tensor, Tensor]:
     """Images and labels that fit the data, or a sentence that says why not."""
     try:
-        tensors = load(file.read_bytes())
+        tensors = _arrays(file) if file.suffix == ".npz" else load(file.read_bytes())
         x, y = tensors["images"].float(), tensors["labels"].long()
-    except (OSError, SafetensorError, KeyError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, BadZipFile) as error:
         raise ConfigError(f"{file} cannot be read as images and labels: {error}.") from None
     if tuple(x.shape[1:]) != tuple(shape) or y.shape != x.shape[:1] or not len(y):
         raise ConfigError(

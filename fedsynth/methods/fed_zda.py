@@ -13,19 +13,20 @@ the server tunes: settings. The claimed (0, δ)-privacy does not hold; what hold
 weights that were shared anyway.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedsynth.components.ablations import Controls, draw_from_all, stand_ins
 from fedsynth.components.additions import INSTEAD, count_labels, note_additions, record_additions, record_at_server
 from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
-from fedsynth.components.schedule import NEVER, Scheduled
+from fedsynth.components.schedule import NEVER, LateStart
 from fedsynth.components.server_work import TuningSettings, classify_images, invert_model, tune_at_server
+from fedsynth.components.settings import PublishedForm
 from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
 from fedsynth.federation import Client, Federation, Outcome, method
@@ -35,7 +36,7 @@ from fedsynth.learning.training import measure_batch_norm
 from fedsynth.learning.weights import Weights
 from fedsynth.privacy import PrivacyConfig
 from fedsynth.synthesis.class_balance import even_shortage
-from fedsynth.synthesis.inversion import Inversion, invert, require_batch_norm
+from fedsynth.synthesis.inversion import Inversion, Start, draw_start, invert, require_batch_norm
 
 NOTHING_MORE = (
     "No differential privacy. Zero-shot data is post-processing of the shared weights: it adds no leak beyond them and "
@@ -47,18 +48,24 @@ UNPROTECTED = (
 )
 
 
-class ZeroShotSettings(BaseModel):
+class ZeroShotSettings(PublishedForm):
     """How images are synthesised."""
+
+    published: ClassVar[dict[str, Any]] = {"start": "normal", "clamp": False, "image_lr": 0.1, "keep_statistics": False}
 
     per_class: int = Field(5, ge=1, description="images of each class that one model makes")
     amounts: Literal["balanced", "missing"] = Field(
         "balanced", description="balanced, as published; missing: more of the classes that are lacking"
     )
     steps: int = Field(60, ge=0, description="optimisation steps for an image")
-    image_lr: float = Field(0.1, gt=0, description="learning rate for the images")
-    statistics: float = Field(1.0, gt=0, description="weight of the BatchNorm statistics (eq. 3)")
-    images: Literal["synthetic", "noise", "real"] = Field(
-        "synthetic", description="controls: noise or real images with the same labels in their place"
+    start: Start = Field("grey", description="an image starts as standard Gaussian noise (normal) or as a noisy grey")
+    clamp: bool = Field(True, description="keep pixels between 0 and 1")
+    image_lr: float = Field(0.05, gt=0, description="learning rate for the images")
+    statistics: float = Field(
+        1.0, gt=0, description="weight of the BatchNorm statistics (eq. 3); that of the mean cross-entropy is 1"
+    )
+    images: Literal["synthetic", "noise", "real", "none"] = Field(
+        "synthetic", description="controls: noise or real images with the same labels in their place, or no images"
     )
     keep_statistics: bool = Field(
         True,
@@ -66,28 +73,35 @@ class ZeroShotSettings(BaseModel):
     )
 
     def inversion(self) -> Inversion:
-        """The settings as the inversion wants them: images are not kept in any range, as published."""
-        return Inversion(steps=self.steps, lr=self.image_lr, low=None, high=None, statistics=self.statistics)
+        """The settings as the inversion wants them."""
+        low, high = (0.0, 1.0) if self.clamp else (None, None)
+        return Inversion(self.steps, self.image_lr, low=low, high=high, statistics=self.statistics, reduction="mean")
 
     def check(self, net: Classifier, privacy: PrivacyConfig) -> None:
         """Without stored statistics there is nothing to go by."""
         require_batch_norm(net)
 
 
+PICTURED = 64  # images of each class that people are shown, of the first round and of the last
+
 CONTROLS: Controls = {
     "without synthesis": {"start_round": NEVER},
     "noise": {"images": "noise"},
     "real samples": {"images": "real"},
 }
+RE_MEASURED: Controls = {"re-measured, no images": {"images": "none"}}
+"""Clients measure BatchNorm's statistics after training, which FedAvg's never do: is that the gain?"""
 
 
-@method("fed_zdac", model="zda_cnn", controls=CONTROLS, fedavg_when={"start_round": 10**6})
-class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
+@method("fed_zdac", model="zda_cnn", controls=CONTROLS | RE_MEASURED, fedavg_when={"start_round": 10**6})
+class ZeroShotData(ZeroShotSettings, LateStart, LocalData, name="zero_shot"):
     """Clients train on their own data and on images synthesised from the received model."""
 
     unprotected: ClassVar[str] = UNPROTECTED
 
     def given(self, fed: Federation) -> Samples | None:
+        if self.images == "none":
+            return None
         fed.note(NOTHING_MORE)
         record_additions(fed, INSTEAD.get(self.images, SYNTHETIC), planned=self.planned(fed))
         return draw_from_all(fed) if self.images == "real" else None
@@ -100,6 +114,8 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
     def examples(
         self, client: Client, net: Classifier, x: Tensor, y: Tensor, given: Samples | None
     ) -> tuple[Tensor, Tensor]:
+        if self.images == "none":
+            return x, y
         counts = client.class_counts()
         wanted = np.full(len(counts), self.per_class)
         if self.amounts == "missing":
@@ -108,11 +124,10 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
         note_additions(client, labels)
         if not len(labels):
             return x, y
-        drawn = client.rng("zero-shot").standard_normal((len(labels), *client.schema.shape))
-        noise = torch.from_numpy(drawn).float()
-        images = stand_ins(self.images, labels, noise, given, client.rng("control"))
+        start = draw_start(self.start, len(labels), client.schema.shape, client.rng("zero-shot"))
+        images = stand_ins(self.images, labels, start, given, client.rng("control"))
         if images is None:
-            images = invert(net, noise.to(client.device), labels.to(client.device), self.inversion()).to(x.device)
+            images = invert(net, start.to(client.device), labels.to(client.device), self.inversion()).to(x.device)
         return torch.cat([x, images]), torch.cat([y, labels])
 
     def restore(self, client: Client, net: Classifier) -> None:
@@ -123,13 +138,15 @@ class ZeroShotData(ZeroShotSettings, Scheduled, LocalData, name="zero_shot"):
 @method(
     "fed_zdas", model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0}, search={"tune_rate": (0.05, 1.0)}
 )
-class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, PostAggregation, name="zero_shot"):
+class ZeroShotTuning(ZeroShotSettings, TuningSettings, LateStart, PostAggregation, name="zero_shot"):
     """The server tunes the average on images synthesised from each received model."""
 
     unprotected: ClassVar[str] = UNPROTECTED
 
     def tune(self, context: AggregationContext) -> Weights:
         fed = context.fed
+        if self.images == "none":
+            return context.model
         fed.note(NOTHING_MORE)
         if self.tune_epochs == 0:
             return context.model
@@ -137,8 +154,8 @@ class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, PostAggregatio
         at_server = count_labels(labels, fed.schema.classes)
         record_at_server(fed, INSTEAD.get(self.images, SYNTHETIC), at_server)
         training = self.tuning(context.training)
-        if not context.memory.get("pictured"):
-            fed.show("zero-shot", *first_of_each(images, labels, 10))
+        if context.last or not context.memory.get("pictured"):
+            fed.show("zero-shot", *first_of_each(images, labels, PICTURED))
             context.memory["pictured"] = True
         return tune_at_server(fed, context.model, context.spec, images, labels, training, self.keep_statistics)
 
@@ -148,10 +165,10 @@ class ZeroShotTuning(ZeroShotSettings, TuningSettings, Scheduled, PostAggregatio
         labels = torch.arange(classes).repeat_interleave(self.per_class)
         every = labels.repeat(len(context.received))
         rng = fed.rng("zero-shot control")
-        noise = torch.from_numpy(rng.standard_normal((len(every), *fed.schema.shape))).float()
+        noise = draw_start(self.start, len(every), fed.schema.shape, rng)
         images = stand_ins(self.images, every, noise, draw_from_all(fed) if self.images == "real" else None, rng)
         if images is None:
-            common = {"spec": context.spec, "start": None, "labels": labels, "inversion": self.inversion()}
+            common = {"spec": context.spec, "start": self.start, "labels": labels, "inversion": self.inversion()}
             done = fed.compute(invert_model, {c: {"model": w, **common} for c, w in context.received.items()})
             images = torch.cat([done[client].images for client in context.received])
         if self.amounts == "missing":
@@ -181,7 +198,7 @@ def first_of_each(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, T
     return images[rows], labels[rows]
 
 
-class ZdaConfig(ZeroShotSettings, TuningSettings, Scheduled, LoopConfig):
+class ZdaConfig(ZeroShotSettings, TuningSettings, LateStart, LoopConfig):
     """Settings of both together."""
 
     turns: Literal["both", "alternate"] = Field(
@@ -193,7 +210,7 @@ class ZdaConfig(ZeroShotSettings, TuningSettings, Scheduled, LoopConfig):
     "fed_zda",
     config=ZdaConfig,
     model="zda_cnn",
-    controls=CONTROLS,
+    controls=CONTROLS | RE_MEASURED,
     fedavg_when={"start_round": 10**6},
     search={"tune_rate": (0.05, 1.0)},
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsynth.data.federated import RunData
-from fedsynth.evaluation.results import ClientScore, Evaluation, MetricsRow, RunSummary
+from fedsynth.evaluation.results import MetricsRow, RunSummary
+from fedsynth.evaluation.scores import ClientScore, Evaluation
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record
 from fedsynth.federation.store import write_json

@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from fedsynth.evaluation.results import WORDS, Metric, Result, RunSummary
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import WORDS, Metric, Result
 from fedsynth.federation.methods import NOISE, WITHOUT_SYNTHESIS
 
 SHARES_NOTHING = "logit_adjustment"

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import get_args
 
-from fedsynth.evaluation.results import WORDS, RunSummary, View
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import WORDS, View
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Figure, Table, Words, capitalised, megabytes, percent, seconds, show
 from fedsynth.report.reading import RunRecord

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedsynth.data.dataset import Schema
-from fedsynth.evaluation.results import WORDS, Metric, MetricsRow, StressRow
+from fedsynth.evaluation.results import MetricsRow, StressRow
+from fedsynth.evaluation.scores import WORDS, Metric
 
 MOST_CLIENTS = 100  # that a picture has room for
 TIMELINE_BARS = 20_000

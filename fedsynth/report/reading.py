@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.results import WORDS, Manifest, Metric, MetricsRow, Quality, RunSummary, TookPart
+from fedsynth.evaluation.results import Manifest, MetricsRow, Quality, RunSummary, TookPart
+from fedsynth.evaluation.scores import WORDS, Metric
 from fedsynth.federation.records import Recorded, read_record
 from fedsynth.report.csv_files import read_rows
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from fedsynth.evaluation.results import WORDS, RunSummary, TuningResult
+from fedsynth.evaluation.results import RunSummary, TuningResult
+from fedsynth.evaluation.scores import WORDS
 from fedsynth.privacy import ledger_words
 from fedsynth.report import svg
 from fedsynth.report.blocks import Block, Code, Figure, Table, Words, capitalised

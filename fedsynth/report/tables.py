@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
 from fedsynth.data.check import Check
-from fedsynth.evaluation.results import WORDS, Metric, Result, RunSummary, View
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import WORDS, Metric, Result, View
 from fedsynth.privacy import ledger_words
 from fedsynth.report.coverage import missed_words
 from fedsynth.report.intervals import Interval, paired_difference

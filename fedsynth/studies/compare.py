@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.results import WORDS, ComparisonPlan, PlannedRun, RunSummary
+from fedsynth.evaluation.results import ComparisonPlan, PlannedRun, RunSummary
+from fedsynth.evaluation.scores import WORDS
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import check_trusted
 from fedsynth.experiment.recorder import read_metrics

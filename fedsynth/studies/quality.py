@@ -33,7 +33,7 @@ def measure_quality(path: Path, images: Path | None = None, trust_plugins: bool 
     """Measure a run's synthetic images against the data it ran on; kept in quality.json, where the report finds it.
 
     Taken are all images that the method showed in the last round in which it did (`samples/`), or those of a
-    safetensors file with `images` and `labels`. Plug-ins of the run are executed only where they are trusted.
+    safetensors or NPZ file with `images` and `labels`. Plug-ins of the run are executed only where they are trusted.
     """
     experiment = make_experiment(read_experiment(path / "config.json", trust_plugins))
     data = load_data(experiment)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.results import WORDS, Metric, Result, RunSummary
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import WORDS, Metric, Result
 from fedsynth.experiment.config import Experiment
 from fedsynth.privacy import ledger_words
 from fedsynth.report.intervals import Interval, interval, paired_difference

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.results import WORDS, RunSummary, Trial, TuningResult
+from fedsynth.evaluation.results import RunSummary, Trial, TuningResult
+from fedsynth.evaluation.scores import WORDS
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import Tables
 from fedsynth.federation.methods import find_method

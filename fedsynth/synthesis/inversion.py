@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,6 +32,17 @@ class Inversion:
     high: float | None = 1.0
     tolerance: float = 0.0  # an input whose cross-entropy falls below this is left as it is
     statistics: float = 0.0  # weight of the BatchNorm statistics (eq. 3); the cross-entropy has weight 1
+    reduction: Literal["sum", "mean"] = "sum"  # of the cross-entropy; mean: the statistics weigh alike for any batch
+
+
+Start = Literal["normal", "grey"]
+"""What inputs start from: standard Gaussian noise, as published, or a grey in the middle of the data's range."""
+
+
+def draw_start(kind: Start, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
+    """So many starting points of this shape."""
+    noise = torch.from_numpy(rng.standard_normal((count, *shape)).astype(np.float32))
+    return noise if kind == "normal" else (0.4 + 0.1 * noise).clamp_(0, 1)
 
 
 def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> Tensor:
@@ -47,7 +59,8 @@ def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> T
                 if not moving.any():
                     break
             # A sum leaves every input the gradient it would have alone.
-            (gradient,) = torch.autograd.grad(losses.sum(), x)
+            loss = losses.sum() if how.reduction == "sum" else losses.mean()
+            (gradient,) = torch.autograd.grad(loss, x)
             with torch.no_grad():
                 moved = step(x, gradient)
                 if how.tolerance > 0:

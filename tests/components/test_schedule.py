@@ -40,6 +40,22 @@ def test_two_that_take_turns_never_meet_and_leave_no_gap(start: int, every: int,
         assert both.active(index) == (one.active(index) or other.active(index))
 
 
+@given(st.floats(0.01, 0.99), st.integers(1, 200))
+def test_a_start_given_as_a_share_comes_after_that_share(share: float, rounds: int) -> None:
+    start = Scheduled(start_round=share).scheduled(rounds).start_round
+    assert start - 1 == pytest.approx(share * rounds, abs=1)
+    assert 1 <= start <= rounds
+    assert start - 1 <= share * rounds + 1e-6
+
+
+def test_three_quarters_of_sixty_rounds_are_over_after_the_45th() -> None:
+    assert Scheduled(start_round=0.75).scheduled(60).start_round == 46
+    assert Scheduled(start_round=0.3).scheduled(10).start_round == 4, "0.3 · 10 is below 3 by rounding"
+    assert Scheduled(start_round=7).scheduled(60).start_round == 7
+    with pytest.raises(ValueError, match="whole number of rounds"):
+        Scheduled(start_round=2.5)
+
+
 def test_never_is_never() -> None:
     assert not any(Scheduled(start_round=NEVER).active(index) for index in range(1, 1000))
 
@@ -50,10 +66,12 @@ def test_never_is_never() -> None:
         ("fed_zdac", {"start_round": 3}, ([3, 4, 5], [])),
         ("fed_zdac", {"start_round": 2, "every": 2}, ([2, 4], [])),
         ("fed_zdas", {"start_round": 4}, ([], [4, 5])),
+        ("fed_zdas", {"start_round": 0.6}, ([], [4, 5])),
+        ("fed_zdac", {"start_round": 0.2, "every": 2}, ([2, 4], [])),
         ("fed_zda", {"start_round": 4}, ([4, 5], [4, 5])),
-        ("fed_zda", {"turns": "alternate"}, ([1, 3, 5], [2, 4])),
+        ("fed_zda", {"turns": "alternate", "start_round": 1}, ([1, 3, 5], [2, 4])),
         ("fed_zda", {"turns": "alternate", "start_round": 2}, ([2, 4], [3, 5])),
-        ("fed_zda", {"turns": "alternate", "every": 2}, ([1, 5], [3])),
+        ("fed_zda", {"turns": "alternate", "every": 2, "start_round": 1}, ([1, 5], [3])),
     ],
 )
 def test_clients_and_server_act_in_their_rounds(

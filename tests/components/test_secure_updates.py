@@ -73,7 +73,7 @@ ALLOWED = [
     *("ditto", "fed_zdac", "fedavg", "fedbn", "fedmix", "fedopt", "fedprox", "fedrep", "finetune"),
     *("data_sharing", "logit_adjustment", "moon", "static_augmentation"),
 ]
-QUICK: dict[str, dict[str, Any]] = {"fed_zdac": {"steps": 2, "per_class": 1}}
+QUICK: dict[str, dict[str, Any]] = {"fed_zdac": {"steps": 2, "per_class": 1, "start_round": 1}}
 
 
 def test_every_method_refuses_it_or_keeps_to_it() -> None:
@@ -98,7 +98,7 @@ def test_no_single_update_leaves_in_any_method_that_allows_it(method: str, run_m
 
 
 def test_other_settings_that_do_not_fit_are_refused(run_method: RunMethod, five: Clients, digits: Any) -> None:
-    with pytest.raises(ConfigError, match=r'norm_buffers = "recalibrate", in which each client sends statistics'):
+    with pytest.raises(ConfigError, match=r'norm_buffers = "recalibrate", in which the server reads the statistics'):
         run_method("fedavg", digits, model=SMALL["zda_cnn"], settings=SECURE, norm_buffers="recalibrate")
     with pytest.raises(ConfigError, match=r"needs 3 clients in a round at least, and train.fraction = 0.4 of 5 is 2"):
         run_method("fedavg", five, model=SMALL["mlp"], settings=SECURE, fraction=0.4)

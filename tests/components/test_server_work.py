@@ -37,7 +37,7 @@ class Cut:
 
 
 POINTS: dict[str, Any] = {"steps": 2, "tune_epochs": 1, "queue": 2}
-IMAGES: dict[str, Any] = {"steps": 2, "per_class": 1}
+IMAGES: dict[str, Any] = {"steps": 2, "per_class": 1, "start_round": 1}
 RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("agg_enhance", POINTS, "server_work.invert_model"),
     ("agg_enhance", POINTS, "server_work.tune_model"),

@@ -35,6 +35,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 EXAMPLE = "examples/my_method.py"
 COMMANDS = {
     *("methods", "run", "resume", "compare", "partition", "check", "report", "dashboard", "quality", "export"),
+    "invert",
     *("deploy", "site", "stress", "verify-method", "audit", "advise"),
 }
 CHEAP = ["fedsynth methods", "fedsynth methods fedprox", "fedsynth check digits"]

@@ -18,7 +18,8 @@ from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.results import Evaluation, Moved
+from fedsynth.evaluation.results import Moved
+from fedsynth.evaluation.scores import Evaluation
 from fedsynth.evaluation.views import client_tallies, evaluators, final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.progress import Quiet

@@ -26,7 +26,7 @@ from fedsynth.seeding import generator
 
 RunMethod = Callable[..., Finished]
 METHODS = ("fed_zdac", "fed_zdas", "fed_zda")
-QUICK = {"steps": 2, "per_class": 2}
+QUICK = {"steps": 2, "per_class": 2, "start_round": 1}
 TINY = {"model": SMALL["zda_cnn"], "rounds": 2, "local_epochs": 1, "batch_size": 64}
 WORDS = (
     "No differential privacy. Zero-shot data is post-processing of the shared weights: it adds no leak beyond them and "
@@ -208,6 +208,43 @@ def test_controls_have_the_same_labels_and_number(run_method: RunMethod) -> None
     for kind in ("noise", "real"):
         assert all(torch.equal(a, b) for a, b in zip(at_server["synthetic"], at_server[kind], strict=True))
         assert at_clients["synthetic"] == at_clients[kind]
+
+
+def test_without_images_clients_measure_their_statistics_again_and_train_as_always(
+    digits: FederatedData, run_method: RunMethod
+) -> None:
+    plain = run_method("fedavg", digits, **TINY | {"rounds": 1})
+    done = run_method("fed_zdac", digits, settings=QUICK | {"images": "none"}, **TINY | {"rounds": 1})
+    stored = {name for name in plain.model if "running" in name or "num_batches" in name}
+    trained = set(plain.model) - stored
+    assert same_bits({n: plain.model[n] for n in trained}, {n: done.model[n] for n in trained})
+    for client, reply in done.rounds()[0].replies.items():
+        net = build_model(TINY["model"], digits.schema.shape, digits.schema.classes, 0)
+        net.load_state_dict(reply["model"])
+        measure_batch_norm(net, digits.client(client).train.tensors()[0])
+        assert same_bits({n: reply["model"][n] for n in stored}, {n: net.state_dict()[n] for n in stored})
+    assert done.fed.participation.notes == []
+    assert "what was added" not in done.fed.participation.records
+    at_server = run_method("fed_zdas", digits, settings=QUICK | {"images": "none"}, **TINY | {"rounds": 1})
+    assert same_bits(at_server.model, plain.model)
+
+
+def test_the_published_form_starts_from_noise_and_leaves_pixels_free(
+    digits: FederatedData, run_method: RunMethod
+) -> None:
+    made = {}
+    for form in ("ours", "published"):
+        done = run_method("fed_zdas", digits, settings=QUICK | {"form": form}, **TINY)
+        ask = asked(done, "invert_model")[0]
+        made[form] = torch.cat([reply["images"] for reply in ask.replies.values()])
+        assert ask.fields["start"] == {"ours": "grey", "published": "normal"}[form]
+        assert ask.fields["inversion"]["reduction"] == "mean"
+        tuned = asked(done, "tune_model")[0]
+        before, after = tuned.fields["model"], tuned.replies["@tune"]["model"]
+        same = all(torch.equal(before[name], after[name]) for name in before if "running" in name)
+        assert same == (form == "ours")
+    assert 0 <= made["ours"].min() <= made["ours"].max() <= 1
+    assert made["published"].min() < -1 < 2 < made["published"].max()
 
 
 def test_real_images_are_of_the_wanted_class_and_noise_is_the_start() -> None:

@@ -41,7 +41,7 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
     "Fed-ZDAS after the last round": ("fed_zdas", {"start_round": 4}),
-    "Fed-ZDAS without tuning": ("fed_zdas", {"tune_epochs": 0}),
+    "Fed-ZDAS without tuning": ("fed_zdas", {"tune_epochs": 0, "start_round": 1}),
     "Fed-ZDA after the last round": ("fed_zda", {"start_round": 4}),
     "Fed-ZDA in turns after the last round": ("fed_zda", {"start_round": 4, "turns": "alternate"}),
 }

@@ -136,6 +136,40 @@ def test_recalibrated_statistics_are_measured_on_the_clients_data(
 
 
 @pytest.mark.parametrize(
+    ("method", "settings"),
+    [("fedavg", {}), ("fedavg", {"aggregator": {"name": "mean", "weights": "equal"}}), ("fedprox", {"mu": 0.1})],
+)
+def test_pooled_statistics_are_those_of_a_mixture_of_the_clients(
+    method: str, settings: dict[str, object], digits: FederatedData, run_method: RunMethod
+) -> None:
+    """Its mean and E[x²] − E[x]², from the replies of the last round; nothing more is sent, nothing else changes."""
+    finished = run_method(method, digits, model=NET, settings=settings, norm_buffers="pooled", fraction=0.6, rounds=2)
+    plain = run_method(method, digits, model=NET, settings=settings, fraction=0.6, rounds=1)
+    first = run_method(method, digits, model=NET, settings=settings, norm_buffers="pooled", fraction=0.6, rounds=1)
+    assert [ask.name for ask in finished.asks] == ["train", "train"]
+    trained = set(plain.model) - BUFFERS
+    assert same_bits({n: plain.model[n] for n in trained}, {n: first.model[n] for n in trained})
+    replies = finished.rounds()[-1].replies.values()
+    sizes = [1 if "aggregator" in settings else reply["examples"] for reply in replies]
+    for name in (name for name in STATISTICS if name.endswith("_var")):
+        variances = [reply["model"][name].double().numpy() for reply in replies]
+        means = [reply["model"][name.replace("_var", "_mean")].double().numpy() for reply in replies]
+        centre = np.average(means, axis=0, weights=sizes)
+        expected = np.average(np.square(means) + variances, axis=0, weights=sizes) - centre**2
+        assert np.allclose(finished.model[name], expected, rtol=1e-5, atol=1e-6)
+        assert (finished.model[name].numpy() > np.average(variances, axis=0, weights=sizes) - 1e-6).all()
+        assert np.allclose(finished.model[name.replace("_var", "_mean")], centre, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum"])
+def test_pooled_statistics_are_refused_beside_a_robust_aggregator(
+    name: str, digits: FederatedData, run_method: RunMethod
+) -> None:
+    with pytest.raises(ConfigError, match=f'aggregator "{name}" is there so that no single one decides'):
+        run_method(name, digits, model=NET, norm_buffers="pooled")
+
+
+@pytest.mark.parametrize(
     ("method", "why"),
     [
         ("feddpms", "FedDPMS and FedVAE share whole models"),
@@ -154,7 +188,7 @@ def test_local_statistics_are_refused_where_whole_models_are_shared(
     with pytest.raises(ConfigError) as refused:
         run_method(method, digits, model=NET, norm_buffers="local")
     assert str(refused.value) == (
-        f'train.norm_buffers = "local" has no meaning where {why}: set "average" or "recalibrate".'
+        f'train.norm_buffers = "local" has no meaning where {why}: set "average", "pooled" or "recalibrate".'
     )
 
 
@@ -186,7 +220,7 @@ def test_fedbn_shares_all_but_the_norm_layers(digits: FederatedData, run_method:
     assert finished.outcome.no_global
 
 
-@pytest.mark.parametrize("rule", ["average", "local", "recalibrate"])
+@pytest.mark.parametrize("rule", ["average", "pooled", "local", "recalibrate"])
 def test_fedbn_releases_no_statistics_under_any_rule(rule: str, digits: FederatedData, run_method: RunMethod) -> None:
     finished = run_method("fedbn", digits, model=NET, norm_buffers=rule, rounds=1)
     assert {ask.name for ask in finished.asks} == {"train"}

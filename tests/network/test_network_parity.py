@@ -35,7 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "scaffold": {},
     "feddpms": {"model": SMALL_CNN, "method": {"quota": 6, "filter": "none"}},
-    "fed_zdac": {"model": NORMED, "method": {"steps": 3, "per_class": 2}},
+    "fed_zdac": {"model": NORMED, "method": {"steps": 3, "per_class": 2, "start_round": 1}},
     "agg_enhance": {"model": NORMED, "method": {"steps": 3, "tune_epochs": 1}},
     "fedbn": {"model": NORMED},
     "gandalf": {"method": {"gan_steps": 4, "visit_steps": 2, "gan_channels": 2, "gan_latent": 3}},

@@ -37,9 +37,9 @@ QUICK: dict[str, dict[str, Any]] = {
     "sda_fl": GAN,
     "feddpgan": GAN,
     "agg_enhance": {"steps": 2},
-    "fed_zda": {"steps": 2, "per_class": 1},
-    "fed_zdac": {"steps": 2, "per_class": 1},
-    "fed_zdas": {"steps": 2, "per_class": 1},
+    "fed_zda": {"steps": 2, "per_class": 1, "start_round": 1},
+    "fed_zdac": {"steps": 2, "per_class": 1, "start_round": 1},
+    "fed_zdas": {"steps": 2, "per_class": 1, "start_round": 1},
     "krum": {"byzantine": 0},
 }
 

@@ -130,6 +130,29 @@ def test_the_statistics_term_by_hand():
     assert torch.allclose(made, x - 0.1 * y.grad, rtol=0, atol=1e-12)
 
 
+def test_with_a_mean_the_statistics_weigh_alike_for_any_number_of_images():
+    """Eq. 3 for one layer: the gradient of the mean cross-entropy and of ‖μ̄ − μ‖² + ‖σ̄ − σ‖², written out."""
+    layer = nn.BatchNorm2d(2).double()
+    layer.running_mean.copy_(torch.tensor([0.3, -0.2]))
+    layer.running_var.copy_(torch.tensor([1.5, 0.5]))
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(8, 2).double()).eval()
+    how = Inversion(steps=1, lr=1.0, optimizer="sgd", low=None, high=None, statistics=1.0, reduction="mean")
+    x, labels = torch.rand(3, 2, 2, 2, dtype=torch.float64), torch.tensor([0, 1, 0])
+    inside = layer.weight / (layer.running_var + layer.eps).sqrt()
+    scores = model(x)
+    towards = (scores.softmax(1) - torch.eye(2, dtype=torch.float64)[labels]) @ model[2].weight / 3
+    entropy = towards.view(x.shape) * inside.view(1, 2, 1, 1)
+    centred = x - x.mean((0, 2, 3), keepdim=True)
+    deviation = (centred.square().mean((0, 2, 3)) + layer.eps).sqrt()
+    stored = (layer.running_var + layer.eps).sqrt()
+    means = 2 * (x.mean((0, 2, 3)) - layer.running_mean) / 12
+    spreads = (2 * (deviation - stored) / deviation).view(1, 2, 1, 1) * centred / 12
+    expected = x - (entropy + means.view(1, 2, 1, 1) + spreads)
+    assert torch.allclose(invert(model, x, labels, how), expected, rtol=0, atol=1e-12)
+    twice = invert(model, torch.cat([x, x]), labels.repeat(2), how)
+    assert torch.allclose(twice - torch.cat([x, x]), (expected - x).repeat(2, 1, 1, 1) / 2, rtol=0, atol=1e-12)
+
+
 def test_the_statistics_term_of_several_layers_is_what_autograd_finds():
     """The gradient is written out by hand; twenty steps in float64 through two layers must be autograd's."""
     model, labels = network().double(), torch.arange(5).repeat(4)
