@@ -33,9 +33,7 @@ class Scores(Reply):
 
     scores: dict[str, Tally] = leaves("right answers and examples per class, and the loss, on its own data")
     measures: dict[str, Measured] = leaves(
-        "numbers of its own data that were asked for: AUROC, AUPRC, ECE, Brier score, and how often each class was "
-        "answered",
-        default={},
+        "AUROC, AUPRC, ECE, Brier score and how often each class was answered, on its own data", default={}
     )
 
 

@@ -23,7 +23,7 @@ def class_scores(model: nn.Module, x: Tensor, classes: int, batch_size: int = BA
             if batch.dim() == 4:
                 batch = batch.contiguous(memory_format=torch.channels_last)
             scores.append(model(batch))
-    return torch.cat(scores) if scores else torch.zeros(0, classes, device=like.device)
+    return torch.cat(scores).detach() if scores else torch.zeros(0, classes, device=like.device)
 
 
 def class_probabilities(scores: Tensor) -> Tensor:
