@@ -42,11 +42,13 @@ EXTRA = ("scaffold", "qffl")
 
 BASELINES = [
     *(
+        "apfl",
         "astraea",
         "ccvr",
         "centralised",
         "data_sharing",
         "ditto",
+        "fedper",
         "ensemble",
         "fedrep",
         "fedavg",
