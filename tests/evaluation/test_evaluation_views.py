@@ -34,7 +34,19 @@ from fedsynth.learning.answers import class_scores
 from fedsynth.learning.models import instantiate
 from fedsynth.learning.training import tally_answers
 
-BASELINES = ["fedavg", "fedbn", "fedmix", "fedopt", "finetune", "local", "moon", "qffl", "scaffold", "centralised"]
+BASELINES = [
+    "ensemble",
+    "fedavg",
+    "fedbn",
+    "fedmix",
+    "fedopt",
+    "finetune",
+    "local",
+    "moon",
+    "qffl",
+    "scaffold",
+    "centralised",
+]
 
 
 @pytest.fixture(scope="module")
