@@ -39,6 +39,7 @@ class SlotValue(BaseModel):
     name: ClassVar[str] = ""
     slot: ClassVar[str] = ""
     needs: ClassVar[str] = ""  # name of the value that must fill the other slot: clients' and server's half of a method
+    other_half: ClassVar[str] = ""  # that slot
     unprotected: ClassVar[str] = ""  # why it does not go with protected updates; empty where it does
     known: "ClassVar[dict[str, type[SlotValue]]]" = {}
 
@@ -108,6 +109,7 @@ class LocalObjective(SlotValue, slot="objective"):
     with a model for each.
     """
 
+    other_half: ClassVar[str] = "aggregator"
     by_record: ClassVar[bool] = False
     keeps: ClassVar[Kept] = "nothing"
     personal: ClassVar[str] = ""
@@ -193,6 +195,8 @@ class RoundInfo:
 class Aggregator(SlotValue, slot="aggregator"):
     """Makes the next model out of the replies. `memory` lasts over the rounds and goes into checkpoints."""
 
+    other_half: ClassVar[str] = "objective"
+
     robust: ClassVar[bool] = False  # whether it is meant to withstand clients that lie
 
     def sent(self, memory: Memory, model: Weights, info: RoundInfo) -> Weights:
@@ -248,6 +252,7 @@ class AggregationContext:
     secure: SecureSettings | None
     privacy: PrivacyConfig
     last: bool = False  # whether no later round will be tuned
+    extra: Mapping[str, Weights] = field(default_factory=dict)  # what clients' objectives sent beside the models
 
 
 class PostAggregation(SlotValue, slot="post_aggregation"):
@@ -256,6 +261,7 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
     `single_models`: it works with the models of single clients, not with the new one alone.
     """
 
+    other_half: ClassVar[str] = "objective"
     single_models: ClassVar[bool] = True
 
     @property
@@ -283,6 +289,10 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
         """The same, for what acts by more than the number of the round."""
         return self.active(round.index)
 
+    def sent(self, memory: Memory) -> Weights:
+        """Named tensors to send to the clients' objectives, of what it remembers."""
+        return {}
+
     def tune(self, context: AggregationContext) -> Weights:
         """The model for the next round."""
         return context.model
@@ -294,11 +304,12 @@ class NoPostAggregation(PostAggregation, name="nothing"):
     single_models: ClassVar[bool] = False
 
 
-def check_halves(objective: LocalObjective, aggregator: Aggregator) -> None:
-    """Refuse an objective without the aggregator it speaks with, and the other way round."""
-    halves: tuple[tuple[SlotValue, SlotValue], ...] = ((objective, aggregator), (aggregator, objective))
-    for one, other in halves:
-        if one.needs and one.needs != other.name:
+def check_halves(*values: SlotValue) -> None:
+    """Refuse one half of a method without the other, which must fill the slot that it speaks with."""
+    chosen = {value.slot: value for value in values}
+    for one in values:
+        if one.needs and one.needs != chosen[one.other_half].name:
+            other = chosen[one.other_half]
             raise ConfigError(f'{one.slot} "{one.name}" needs {other.slot} = "{one.needs}", not "{other.name}".')
 
 
