@@ -63,7 +63,7 @@ class GroupLoop:
     def __init__(self, fed: Federation, cfg: LoopConfig, local_data: LocalData | None = None) -> None:
         if cfg.post_aggregation is not None:
             raise ConfigError(
-                "There is a model for each group here, and the server tunes none of them: remove method.post_aggregation."
+                "Each group has a model here, and the server tunes none of them: remove method.post_aggregation."
             )
         self.fed = fed
         self.loop = Loop(fed, cfg) if local_data is None else Loop(fed, cfg, local_data=local_data)
