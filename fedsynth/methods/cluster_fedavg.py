@@ -7,18 +7,22 @@ the slots of the shared loop, `post_aggregation` apart, work within a group. Wit
 (`threshold = "none"`, which needs no GANs).
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fedsynth.components.additions import record_additions
+from fedsynth.components.ablations import Controls
+from fedsynth.components.additions import INSTEAD, record_additions
 from fedsynth.components.groups import GroupConfig, GroupLoop, Groups, tell_groups
+from fedsynth.components.samples import Samples
 from fedsynth.components.synthetic_store import KeptSamples
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Federation, Outcome, method
+from fedsynth.federation.records import SYNTHETIC
+from fedsynth.methods.pfl_gan.client_gans import Similarity
 from fedsynth.methods.pfl_gan.client_moments import SharedConfig, find_neighbours
 from fedsynth.methods.pfl_gan.mixed_batches import deliver, receive_samples
-from fedsynth.methods.pfl_gan.refining import server_sets
+from fedsynth.methods.pfl_gan.refining import real_sets, server_sets
 
 
 class ClusterConfig(SharedConfig, GroupConfig):
@@ -29,9 +33,28 @@ class ClusterConfig(SharedConfig, GroupConfig):
     top_up: bool = Field(
         False, description="clients top up scarce classes with samples drawn from what neighbours share"
     )
+    synthetic: Literal["generated", "noise", "duplicates", "real"] = Field(
+        "generated",
+        description="controls of top_up: with the same labels noise, the client's own examples once more, or real "
+        "examples of its neighbours instead",
+    )
+
+    @model_validator(mode="after")
+    def _controls_are_of_something(self) -> "ClusterConfig":
+        if self.synthetic != "generated" and not self.top_up:
+            raise ValueError(f'synthetic = "{self.synthetic}" is a control of top_up = true, and nothing is topped up')
+        return self
 
 
-@method("cluster_fedavg", config=ClusterConfig)
+CONTROLS: Controls = {
+    "without synthesis": {"top_up": False, "synthetic": "generated"},
+    "noise": {"top_up": True, "synthetic": "noise"},
+    "duplicates": {"top_up": True, "synthetic": "duplicates"},
+    "real samples": {"top_up": True, "synthetic": "real"},
+}
+
+
+@method("cluster_fedavg", config=ClusterConfig, controls=CONTROLS)
 def cluster_fedavg(fed: Federation, cfg: ClusterConfig) -> Outcome:
     """FedAvg inside each group of similar clients, found by comparing GANs or class moments that they share."""
     if cfg.top_up and (cfg.threshold == "none" or cfg.local_data is not None):
@@ -55,8 +78,19 @@ def find_groups(fed: Federation, cfg: ClusterConfig) -> Groups:
     """Groups by PFL-GAN's first phase; with `top_up` clients get synthetic samples of their neighbours."""
     similar = find_neighbours(fed, cfg)
     if cfg.top_up:
-        record_additions(fed, about="Of its neighbours' samples every client keeps what it lacks.")
-        sets = server_sets(similar, similar.sets, cfg.threshold)
-        requests: dict[str, dict[str, object]] = {c: {"samples": s, "lacking": True} for c, s in sets.items()}
-        fed.once("hand out sets", lambda: deliver(fed, receive_samples, requests))
+        top_up(fed, cfg, similar)
     return {str(number): group for number, group in enumerate(similar.groups, 1)}
+
+
+def top_up(fed: Federation, cfg: ClusterConfig, similar: Similarity) -> None:
+    """Give every client its neighbours' samples, of which it keeps what it lacks; or what a control has instead."""
+    sets = similar.sets
+    if cfg.synthetic == "real":
+        sets = fed.once("real samples", lambda: real_sets(fed, cfg.samples_per_class), dict[str, Samples])
+    what = INSTEAD.get(cfg.synthetic, SYNTHETIC)
+    record_additions(fed, what, about="Of its neighbours' samples every client keeps what it lacks.")
+    given = server_sets(similar, sets, cfg.threshold)
+    how: dict[str, object] = {"lacking": True, "noise": cfg.synthetic == "noise"}
+    how["duplicates"] = cfg.synthetic == "duplicates"
+    requests: dict[str, dict[str, object]] = {client: {"samples": samples, **how} for client, samples in given.items()}
+    fed.once("hand out sets", lambda: deliver(fed, receive_samples, requests))

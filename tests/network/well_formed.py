@@ -313,7 +313,8 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "pool": pick(d, 0, 4),
     },
     "pfl_gan.mixed_batches.receive_samples": lambda d: {
-        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())}
+        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())},
+        "duplicates": d(st.booleans()),
     },
     "pfl_gan.mixed_batches.train_on_mixed_batches": lambda d: {
         **{"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)}
