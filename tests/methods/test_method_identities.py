@@ -38,6 +38,8 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "moments that nothing is drawn from": ("moments", {"share": 0}),
     "CCVR without training the head": ("ccvr", {"head_epochs": 0}),
     "FedGen alpha=0": ("fedgen", {"alpha": 0}),
+    "FedFTG without iterations": ("fedftg", {"iterations": 0}),
+    "FedFTG after the last round": ("fedftg", {"start_round": 4}),
 }
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
@@ -110,6 +112,7 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "moments": ("moments", {}),
     "CCVR": ("ccvr", {}),
     "FedGen": ("fedgen", {}),
+    "FedFTG": ("fedftg", {"iterations": 2, "channels": 2}),
     "Astraea": ("astraea", {}),
 }
 
