@@ -43,11 +43,13 @@ EXTRA = ("scaffold", "qffl", "fedgen")
 
 BASELINES = [
     *(
+        "apfl",
         "astraea",
         "ccvr",
         "centralised",
         "data_sharing",
         "ditto",
+        "fedper",
         "ensemble",
         "fedrep",
         "fedavg",

@@ -115,7 +115,7 @@ def request(draw: Draw, spec: ModelSpec) -> dict[str, Any]:
         "spec": spec.model_dump(mode="json"),
         "training": training(draw),
         "objective": objective(draw),
-        "keeps": pick(draw, "nothing", "nothing", "buffers", "norm", "head"),
+        "keeps": pick(draw, "nothing", "nothing", "buffers", "norm", "head", 1, 2),
         "sent": {},
         **maybe_protected(draw),
         **(local_data(draw) if draw(st.integers(0, 2)) == 0 else {}),
@@ -350,7 +350,10 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **model(d),
         **{"features": torch.ones((6, 3)), "labels": LABELS, "training": training(d)},
     },
-    "views.score": lambda d: {**model(d), "parts": ["validation", "test"]},
+    "views.score": lambda d: {
+        **{**model(d), "parts": ["validation", "test"]},
+        "measures": pick(d, [], ["auroc"], ["f1", "auroc", "auprc", "ece", "brier"]),
+    },
 }
 """By task: fields that fit it."""
 
