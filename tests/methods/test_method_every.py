@@ -70,6 +70,7 @@ BASELINES = [
         "median",
         "moments",
         "moon",
+        "pfedme",
         "qffl",
         "scaffold",
         "static_augmentation",
