@@ -246,12 +246,12 @@ class AggregationContext:
 
 
 class PostAggregation(SlotValue, slot="post_aggregation"):
-    """What the server does to the new model before the next round.
+    """What the server does to the new model before the next round."""
 
-    `single_models`: it works with the models of single clients, not with the new one alone.
-    """
-
-    single_models: ClassVar[bool] = True
+    @property
+    def single_models(self) -> bool:
+        """Whether it works with the models of single clients, not with the new one alone."""
+        return True
 
     @property
     def at_end(self) -> bool:
@@ -286,7 +286,9 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
 class NoPostAggregation(PostAggregation, name="nothing"):
     """The new model stays as it is."""
 
-    single_models: ClassVar[bool] = False
+    @property
+    def single_models(self) -> bool:
+        return False
 
 
 def check_halves(objective: LocalObjective, aggregator: Aggregator) -> None:

@@ -43,6 +43,7 @@ BASELINES = [
     *(
         "astraea",
         "ccvr",
+        "class_bias",
         "centralised",
         "data_sharing",
         "ditto",

@@ -37,6 +37,8 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "data sharing of nothing": ("data_sharing", {"share": 0}),
     "moments that nothing is drawn from": ("moments", {"share": 0}),
     "CCVR without training the head": ("ccvr", {"head_epochs": 0}),
+    "class bias that stays": ("class_bias", {"strength": 0.0}),
+    "class bias after the last round": ("class_bias", {"start_round": 4}),
 }
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
@@ -108,6 +110,7 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "data sharing": ("data_sharing", {}),
     "moments": ("moments", {}),
     "CCVR": ("ccvr", {}),
+    "class bias": ("class_bias", {}),
     "Astraea": ("astraea", {}),
 }
 
