@@ -1,4 +1,4 @@
-"""Class-bias correction: mean scores become equal, by hand; what they are measured on; where it stands, what it refuses."""
+"""Class-bias correction: mean scores become equal, by hand; what they are measured on, where it stands, its refusals."""
 
 from __future__ import annotations
 
