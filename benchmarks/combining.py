@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 from feddpms import OURS, setting
-from harness import Part, Table, main
+from harness import BESIDE, Part, Table, main
 from interior_points import FORMER
 
 LA: Table = {"objective": "logit_adjusted"}
@@ -38,6 +38,7 @@ SINGLE: dict[str, Table] = {
     "GANDALF, fewer images": FEWER,
     "SDA-FL": {"name": "sda_fl", "gan_steps": 400},
     "training in turn": IN_TURN,
+    **BESIDE,
 }
 COMBINED: dict[str, Table] = {
     "FedDPMS + logit adjustment": {**OURS, **LA},

@@ -25,7 +25,7 @@ from fedsynth.components.slots import (
 )
 from fedsynth.federation import Client, Federation, Message, Reply, leaves, task
 from fedsynth.federation.personal import personal
-from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.models import ModelSpec, last_layers
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import FitResult, Objective, fit
 from fedsynth.learning.weights import Weights, buffer_entries, norm_entries, weights_of
@@ -180,6 +180,8 @@ def kept_entries(net: nn.Module, keeps: Kept) -> set[str]:
         return norm_entries(net)
     if keeps == "buffers":
         return buffer_entries(net)
+    if isinstance(keeps, int):
+        return last_layers(net, keeps)
     return {name for name in net.state_dict() if name.startswith("head.")} if keeps == "head" else set()
 
 

@@ -47,8 +47,13 @@ NO_GLOBAL: dict[Kept, str] = {
     "buffers": "BatchNorm's running statistics stay at the clients",
     "norm": "normalisation layers stay at the clients",
     "head": "the last layer stays at the clients",
+    1: "the last layer stays at the clients",
 }
-"""Why there is no whole global model where a part of the weights is kept at the clients."""
+
+
+def why_no_global(keeps: Kept) -> str:
+    """Why there is no whole global model where a part of the weights is kept at the clients."""
+    return NO_GLOBAL.get(keeps, f"the last {keeps} layers stay at the clients")
 
 
 class LoopConfig(MethodConfig):
@@ -138,7 +143,7 @@ class Loop:
         self.slots.local_data.check(self.net, cfg.privacy)
         if self.kept and not isinstance(self.slots.post_aggregation, NoPostAggregation):
             name = self.slots.post_aggregation.name
-            raise ConfigError(f'post_aggregation = "{name}" needs whole models, but {NO_GLOBAL[self.keeps]}.')
+            raise ConfigError(f'post_aggregation = "{name}" needs whole models, but {why_no_global(self.keeps)}.')
         if self.slots.post_aggregation.at_end:
             self._check_end()
         self._ready = False
@@ -271,7 +276,7 @@ class Loop:
     def outcome(self) -> Outcome:
         """What a method of the shared loop ends with."""
         personal = self.slots.objective.personal or self.state.personal
-        return Outcome(self.state.model, personal=personal, no_global=NO_GLOBAL[self.keeps] if self.kept else "")
+        return Outcome(self.state.model, personal=personal, no_global=why_no_global(self.keeps) if self.kept else "")
 
 
 def federated_loop(fed: Federation, cfg: LoopConfig, keeps: Kept = "nothing", **own: Unpack[OwnSlots]) -> Outcome:

@@ -5,7 +5,7 @@ A slot value is a small frozen object with a name and its settings. An experimen
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch.nn.functional as F
@@ -27,8 +27,8 @@ from fedsynth.privacy.guarantee import Scope
 Memory = dict[str, Any]
 """What a slot value remembers at the server from round to round; it goes into checkpoints."""
 
-Kept = Literal["nothing", "buffers", "norm", "head"]
-"""The part of a model that stays at the clients."""
+Kept = Literal["nothing", "buffers", "norm", "head"] | Annotated[int, Field(ge=1)]
+"""The part of a model that stays at the clients; a number: so many of its last layers."""
 
 
 class SlotValue(BaseModel):
@@ -89,7 +89,7 @@ class SlotValue(BaseModel):
 @dataclass(frozen=True)
 class LocalContext:
     """One local training: the client, its network, the weights it received, the labels of the examples it trains on
-    and what the server's rule sent along."""
+    and what the server's rule sent along. `scratch` lasts from the objective's `begin` to its `finish`."""
 
     client: Client
     net: Classifier
@@ -97,6 +97,7 @@ class LocalContext:
     training: LocalTraining
     labels: Tensor
     sent: Weights
+    scratch: dict[str, Any] = field(default_factory=dict)
 
 
 class LocalObjective(SlotValue, slot="objective"):

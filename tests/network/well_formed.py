@@ -115,7 +115,7 @@ def request(draw: Draw, spec: ModelSpec) -> dict[str, Any]:
         "spec": spec.model_dump(mode="json"),
         "training": training(draw),
         "objective": objective(draw),
-        "keeps": pick(draw, "nothing", "nothing", "buffers", "norm", "head"),
+        "keeps": pick(draw, "nothing", "nothing", "buffers", "norm", "head", 1, 2),
         "sent": {},
         **maybe_protected(draw),
         **(local_data(draw) if draw(st.integers(0, 2)) == 0 else {}),
