@@ -1,4 +1,4 @@
-"""Class-bias correction: mean scores become equal, by hand; what they are measured on, where it stands, its refusals."""
+"""Class-bias correction: mean scores become equal, by hand; what they are measured on; other methods; refusals."""
 
 from __future__ import annotations
 
