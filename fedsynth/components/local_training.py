@@ -42,7 +42,9 @@ class Update(Reply):
     examples: int = leaves("number of training examples", default=1)
     loss: float = leaves("mean training loss", default=0.0)
     steps: int = leaves("number of optimiser steps", default=0)
-    extra: Weights = leaves("what the method's objective adds (control variates, a loss; see its page)", default={})
+    extra: Weights = leaves(
+        "what the method's objective adds (control variates, a loss, class counts; see its page)", default={}
+    )
 
 
 class UpdatePrivacy(SlotValue, slot="updates"):

@@ -56,6 +56,9 @@ def why_no_global(keeps: Kept) -> str:
     return NO_GLOBAL.get(keeps, f"the last {keeps} layers stay at the clients")
 
 
+TUNED = "post_aggregation"  # in the memory: what the value of that slot remembers
+
+
 class LoopConfig(MethodConfig):
     """Settings of every method that is the shared loop with other values in its slots."""
 
@@ -110,7 +113,7 @@ class Slots:
             (cfg.post_aggregation or own.get("post_aggregation", NoPostAggregation())).scheduled(cfg.train.rounds),
             (cfg.local_data or own.get("local_data", OwnExamples())).scheduled(cfg.train.rounds),
         )
-        check_halves(slots.objective, slots.aggregator)
+        check_halves(slots.objective, slots.aggregator, slots.post_aggregation)
         return slots
 
 
@@ -211,7 +214,7 @@ class Loop:
             local_data=local_data if active else OwnExamples(),
             given=local_data.given(self.fed) if active else None,
             updates=self.privacy.at_clients(),
-            sent=self.slots.aggregator.sent(memory, model, round),
+            sent=self.slots.aggregator.sent(memory, model, round) | tuning.sent(memory.get(TUNED, {})),
             keeps=self.keeps,
             remember=tuning.due(round) and tuning.asks_clients,
         )
@@ -265,11 +268,21 @@ class Loop:
         if not self.slots.post_aggregation.due(round):
             return model
         received = {c: {n: e for n, e in r.model.items() if n in model} for c, r in replies.items()}
-        kept = memory.setdefault("post_aggregation", {})
+        extra = {client: reply.extra for client, reply in replies.items() if reply.extra}
+        kept = memory.setdefault(TUNED, {})
         later = range(round.index + 1, self.cfg.train.rounds + 1)
         last = not any(map(self.slots.post_aggregation.active, later))
         context = AggregationContext(
-            self.fed, self.cfg.model, model, received, round.training, kept, self.privacy.secure, self.cfg.privacy, last
+            fed=self.fed,
+            spec=self.cfg.model,
+            model=model,
+            received=received,
+            training=round.training,
+            memory=kept,
+            secure=self.privacy.secure,
+            privacy=self.cfg.privacy,
+            last=last,
+            extra=extra,
         )
         return self.slots.post_aggregation.tune(context)
 

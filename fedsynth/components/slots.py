@@ -39,6 +39,7 @@ class SlotValue(BaseModel):
     name: ClassVar[str] = ""
     slot: ClassVar[str] = ""
     needs: ClassVar[str] = ""  # name of the value that must fill the other slot: clients' and server's half of a method
+    other_half: ClassVar[str] = ""  # that slot
     unprotected: ClassVar[str] = ""  # why it does not go with protected updates; empty where it does
     known: "ClassVar[dict[str, type[SlotValue]]]" = {}
 
@@ -108,6 +109,7 @@ class LocalObjective(SlotValue, slot="objective"):
     with a model for each.
     """
 
+    other_half: ClassVar[str] = "aggregator"
     by_record: ClassVar[bool] = False
     keeps: ClassVar[Kept] = "nothing"
     personal: ClassVar[str] = ""
@@ -189,6 +191,8 @@ class RoundInfo:
 class Aggregator(SlotValue, slot="aggregator"):
     """Makes the next model out of the replies. `memory` lasts over the rounds and goes into checkpoints."""
 
+    other_half: ClassVar[str] = "objective"
+
     robust: ClassVar[bool] = False  # whether it is meant to withstand clients that lie
 
     def sent(self, memory: Memory, model: Weights, info: RoundInfo) -> Weights:
@@ -244,10 +248,13 @@ class AggregationContext:
     secure: SecureSettings | None
     privacy: PrivacyConfig
     last: bool = False  # whether no later round will be tuned
+    extra: Mapping[str, Weights] = field(default_factory=dict)  # what clients' objectives sent beside the models
 
 
 class PostAggregation(SlotValue, slot="post_aggregation"):
     """What the server does to the new model before the next round."""
+
+    other_half: ClassVar[str] = "objective"
 
     @property
     def single_models(self) -> bool:
@@ -279,6 +286,10 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
         """The same, for what acts by more than the number of the round."""
         return self.active(round.index)
 
+    def sent(self, memory: Memory) -> Weights:
+        """Named tensors to send to the clients' objectives, of what it remembers."""
+        return {}
+
     def tune(self, context: AggregationContext) -> Weights:
         """The model for the next round."""
         return context.model
@@ -292,11 +303,12 @@ class NoPostAggregation(PostAggregation, name="nothing"):
         return False
 
 
-def check_halves(objective: LocalObjective, aggregator: Aggregator) -> None:
-    """Refuse an objective without the aggregator it speaks with, and the other way round."""
-    halves: tuple[tuple[SlotValue, SlotValue], ...] = ((objective, aggregator), (aggregator, objective))
-    for one, other in halves:
-        if one.needs and one.needs != other.name:
+def check_halves(*values: SlotValue) -> None:
+    """Refuse one half of a method without the other, which must fill the slot that it speaks with."""
+    chosen = {value.slot: value for value in values}
+    for one in values:
+        if one.needs and one.needs != chosen[one.other_half].name:
+            other = chosen[one.other_half]
             raise ConfigError(f'{one.slot} "{one.name}" needs {other.slot} = "{one.needs}", not "{other.name}".')
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsynth.errors import ConfigError
-from fedsynth.learning.training import evaluating
+from fedsynth.learning.answers import evaluating
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "CCVR without training the head": ("ccvr", {"head_epochs": 0}),
     "class bias that stays": ("class_bias", {"strength": 0.0}),
     "class bias after the last round": ("class_bias", {"start_round": 4}),
+    "FedGen alpha=0": ("fedgen", {"alpha": 0}),
 }
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
@@ -111,6 +112,7 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "moments": ("moments", {}),
     "CCVR": ("ccvr", {}),
     "class bias": ("class_bias", {}),
+    "FedGen": ("fedgen", {}),
     "Astraea": ("astraea", {}),
 }
 
@@ -188,7 +190,7 @@ def test_one_client_with_all_the_data_is_central_training(
 
 ZERO_SHOT = ("fed_zdac", "fed_zdas", "fed_zda")
 ORDER_METHODS = [
-    *("fedavg", "scaffold", "fednova", "feddyn", "qffl", "moon", "fedopt", "logit_adjustment", "ccvr"),
+    *("fedavg", "scaffold", "fednova", "feddyn", "qffl", "moon", "fedopt", "logit_adjustment", "ccvr", "fedgen"),
     *("median", "trimmed_mean", "krum", "static_augmentation"),
 ]
 

@@ -278,6 +278,12 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **vae(d),
         **{"request": request(d, VAE), "upload_decoder": d(st.booleans())},
     },
+    "fedgen.learn_features": lambda d: {
+        **{"generator": {}, "noise": 2, "hidden": 3, "shares": torch.ones((2, CLASSES)) / 2},
+        "heads": [scaled(d, {"weight": torch.ones((CLASSES, 3)), "bias": torch.ones(CLASSES)}) for _ in range(2)],
+        "frequencies": torch.ones(CLASSES) / CLASSES,
+        "training": {"steps": pick(d, 0, 2), "batch_size": 4, "lr": pick(d, 1e-30, 0.1), "diversity": 1.0},
+    },
     "fedmix.average_images": lambda d: {"mean_of": pick(d, 2, 3, 10**6)},
     "fedmix.keep_averages": lambda d: {"images": IMAGES, "labels": ONE_HOT},
     "gandalf.clients.top_up": top_up,
@@ -336,7 +342,10 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **model(d),
         **{"features": torch.ones((6, 3)), "labels": LABELS, "training": training(d)},
     },
-    "views.score": lambda d: {**model(d), "parts": ["validation", "test"]},
+    "views.score": lambda d: {
+        **{**model(d), "parts": ["validation", "test"]},
+        "measures": pick(d, [], ["auroc"], ["f1", "auroc", "auprc", "ece", "brier"]),
+    },
 }
 """By task: fields that fit it."""
 
