@@ -69,6 +69,7 @@ BASELINES = [
         "median",
         "moments",
         "moon",
+        "pfedme",
         "qffl",
         "scaffold",
         "static_augmentation",
