@@ -41,9 +41,11 @@ IMAGES: dict[str, Any] = {"steps": 2, "per_class": 1, "start_round": 1}
 RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("agg_enhance", POINTS, "server_work.invert_model"),
     ("agg_enhance", POINTS, "server_work.tune_model"),
-    ("agg_enhance", POINTS | {"secure": True}, "agg_enhance.score_candidates"),
+    ("agg_enhance", POINTS | {"secure": True}, "agg_enhance.clients.score_candidates"),
     ("fedopt", {"post_aggregation": {"name": "interior_points", **POINTS}}, "server_work.classify_images"),
     ("feddpms", {"post_aggregation": {"name": "interior_points", **POINTS}}, "server_work.tune_model"),
+    ("class_bias", {}, "class_bias.equalise_head"),
+    ("fedprox", {"post_aggregation": {"name": "class_bias", "inputs": "points"}}, "server_work.invert_model"),
     ("fed_zdac", IMAGES, "local_training.train"),
     ("fed_zda", IMAGES, "server_work.tune_model"),
     ("static_augmentation", {}, "local_training.train"),
