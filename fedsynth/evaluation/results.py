@@ -107,6 +107,7 @@ class MetricsRow(Result):
     simulated_seconds: float | None = None
     validation: RoundValidation | None = None
     test: RoundTest | None = None
+    measured: dict[str, float] = {}
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: what was measured."""

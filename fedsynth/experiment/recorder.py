@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +11,38 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsynth.data.dataset import Dataset
+from fedsynth.evaluation.alignment import alignment
 from fedsynth.evaluation.fairness import score_classes, score_clients
 from fedsynth.evaluation.results import Best, MetricsRow, RoundTest, RoundValidation
 from fedsynth.evaluation.views import client_tallies, evaluate_pooled, evaluators
 from fedsynth.experiment.config import Experiment
 from fedsynth.experiment.progress import Quiet
+from fedsynth.experiment.synthesis import some_of
 from fedsynth.federation import Federation, Outcome, State
 from fedsynth.federation.store import write_atomically, write_json
 from fedsynth.federation.timeline import COLUMNS
+from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.training import Tally
 from fedsynth.learning.weights import Weights
 from fedsynth.report.csv_files import write_rows
 from fedsynth.report.plots import plot_samples
+
+MOST_HELD_OUT = 1000  # examples, that gradients are compared on
 
 
 class Recorder:
     """The watcher of a run that has a folder."""
 
     def __init__(
-        self, folder: Path, experiment: Experiment, test: Dataset | None, device: str, progress: Quiet
+        self,
+        folder: Path,
+        experiment: Experiment,
+        test: Dataset | None,
+        device: str,
+        progress: Quiet,
+        held_out: Callable[[], Dataset | None] = lambda: None,
     ) -> None:
-        self.folder, self.experiment, self.test = folder, experiment, test
+        self.folder, self.experiment, self.test, self._held_out = folder, experiment, test, held_out
         self.device, self.progress = device, progress
         self.rows: list[MetricsRow] = []
         self.best = Best(round=0, accuracy=-1.0)
@@ -43,7 +55,7 @@ class Recorder:
 
     def round_done(self, fed: Federation, name: str, state: State) -> bool:
         """Evaluate the round's model on validation parts, write a line, keep the best; True to stop early."""
-        took_part, every = fed.participation, self.experiment.evaluation.every
+        took_part = fed.participation
         row = MetricsRow(
             round=fed.round,
             phase=name,
@@ -54,7 +66,9 @@ class Recorder:
             failed=took_part.failed,
             simulated_seconds=fed.engine.clock or None,
         )
-        if every and fed.round % every == 0:
+        if fed.measured:
+            row = row.model_copy(update={"measured": fed.measured})
+        if self._due(fed):
             row = row.model_copy(update=self._evaluate(fed, state))
         self.rows.append(row)
         with self._metrics.open("a", encoding="utf-8") as file:
@@ -77,6 +91,24 @@ class Recorder:
         path = folder / f"{name}-round-{fed.round:04d}"
         write_atomically(path.with_suffix(".safetensors"), save({"images": images.contiguous(), "labels": labels}))
         plot_samples(path.with_suffix(".png"), images.numpy(), labels.numpy(), fed.schema, f"{name}, round {fed.round}")
+
+    def alignment(
+        self, fed: Federation, spec: ModelSpec, model: Weights, samples: tuple[Tensor, Tensor]
+    ) -> float | None:
+        """The cosine between the gradients on samples and on held-out data, in rounds that are evaluated."""
+        if not self._due(fed) or self.held_out is None:
+            return None
+        return alignment(spec, fed.schema, model, samples, self.held_out)
+
+    @cached_property
+    def held_out(self) -> tuple[Tensor, Tensor] | None:
+        """Some examples that nobody trains on, where the run may look at any."""
+        found = self._held_out()
+        return some_of(found, MOST_HELD_OUT) if found is not None and len(found) else None
+
+    def _due(self, fed: Federation) -> bool:
+        every = self.experiment.evaluation.every
+        return bool(every) and fed.round % every == 0
 
     def follow(self, fed: Federation) -> None:
         """Write who took part since the last time, and what the method recorded."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.dataset import Schema
+from fedsynth.data.dataset import Dataset, Schema
 from fedsynth.data.federated import DescribedData, FederatedData, RunData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
@@ -176,7 +176,7 @@ def carry_out(
     `simulated` is where clients that are simulated keep their state; `options` are those of `Federation` that depend on
     where the clients are.
     """
-    recorder = Recorder(folder.path, experiment, data.test, device, shown)
+    recorder = Recorder(folder.path, experiment, data.test, device, shown, partial(held_out, experiment, data))
     policy, journal = policy_of(experiment), Journal(folder.path)
     fed = Federation(engine, data.clients, data.schema, experiment.seed, policy, journal, recorder, **options)
     data = with_told_counts(experiment, data, fed, folder.path)
@@ -198,6 +198,17 @@ def carry_out(
     folder.finish(summary)
     write_report([folder.path])
     return RunResult(summary, recorder.rows, outcome.model, folder.path, experiment, data.schema, whole)
+
+
+def held_out(experiment: Experiment, data: RunData) -> Dataset | None:
+    """What the curves of a run may look at: the clients' validation parts together, in a simulation alone, or the
+    global test set where the experiment says so.
+    """
+    if isinstance(data, FederatedData) and experiment.evaluation.clients:
+        part = data.pooled("validation")
+        if len(part):
+            return part
+    return data.test if experiment.evaluation.test_curve else None
 
 
 def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, path: Path) -> RunData:

@@ -1,5 +1,6 @@
 """What a server program sees of its federation: clients to ask, rounds to count, randomness to draw."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -45,6 +46,7 @@ class Federation(Requests):
         self._finished: list[str] = []
         self._entered: set[str] = set()
         self._inside = ""
+        self.measured: dict[str, float] = {}  # numbers of the round that goes on
         self._current: Fields | None = None
         self._resume(version_readable)
 
@@ -91,6 +93,23 @@ class Federation(Requests):
         if not self._replaying:
             self.participation.records[name] = checked_record(name, value, self.round)
 
+    def measure(self, name: str, value: float) -> None:
+        """Put a number of this round into the run's metrics; it must follow from what the server has anyway.
+
+        One that is not finite is left out. What is measured in steps of a phase is not kept: these have no metrics.
+        """
+        if math.isfinite(value):
+            self.measured[name] = float(value)
+
+    def measure_alignment(self, name: str, spec: ModelSpec, model: Weights, samples: tuple[Tensor, Tensor]) -> None:
+        """Measure, in a simulation, whether a step on these samples helps: the cosine between the gradient on them and
+        the gradient on held-out data (AggEnhance, eq. 9). It goes into the metrics alone; the program never sees it.
+        """
+        if self.watcher:
+            found = self.watcher.alignment(self, spec, model, samples)
+            if found is not None:
+                self.measure(name, found)
+
     def show(self, name: str, images: Tensor, labels: Tensor) -> None:
         """Pictures for people to look at, made at the server of what it has; a run folder keeps them.
 
@@ -132,7 +151,7 @@ class Federation(Requests):
         for index in range(done + 1, count + 1):
             self._moment += 1
             self.round += evaluated
-            self._inside = name
+            self._inside, self.measured = name, {}
             ledger.begin_round()
             yield index
             ledger.end_round()

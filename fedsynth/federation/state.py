@@ -8,6 +8,8 @@ from pydantic import ConfigDict, create_model
 from torch import Tensor
 
 from fedsynth.errors import FedsynthError
+from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.weights import Weights
 from fedsynth.privacy import Budget
 
 if TYPE_CHECKING:
@@ -54,6 +56,11 @@ class Watcher(Protocol):
 
     def show(self, fed: "Federation", name: str, images: Tensor, labels: Tensor) -> None:
         """Keep pictures that the program wants people to see."""
+
+    def alignment(
+        self, fed: "Federation", spec: ModelSpec, model: Weights, samples: tuple[Tensor, Tensor]
+    ) -> float | None:
+        """The cosine between the gradient on samples and on held-out data; None where there is none to look at."""
 
     def snapshot(self) -> dict[str, Any]:
         """What the watcher must get back on resume."""

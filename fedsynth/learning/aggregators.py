@@ -64,6 +64,23 @@ def trimmed_mean(many: Sequence[Weighted], trim: float) -> Weights:
     return _by_entry(many, middle)
 
 
+def clamped_mean(many: Sequence[Weighted], centre: Weights, limit: float, names: Iterable[str]) -> Weights:
+    """The weighted mean of values that count as no farther than `limit` from the centre, coordinate by coordinate.
+
+    The other entries are averaged as they are. NaN counts as the highest of all values.
+    """
+    clamped = set(names)
+
+    def near(name: str, entry: Tensor) -> Tensor:
+        if name not in clamped or not entry.is_floating_point():
+            return entry
+        middle = centre[name].double()
+        return entry.double().nan_to_num(nan=math.inf, posinf=math.inf).clamp(middle - limit, middle + limit)
+
+    mean = weighted_mean(({name: near(name, entry) for name, entry in w.items()}, share) for w, share in many)
+    return {name: entry.to(many[0][0][name].dtype) for name, entry in mean.items()}
+
+
 def median(many: Sequence[Weighted]) -> Weights:
     """Coordinate by coordinate, the middle value (the mean of the two middle ones when they are even in number).
 

@@ -1,4 +1,4 @@
-"""Parts of networks: the body of a ResNet-18 for small images, and latent codes that a classifier may be built on.
+"""Parts of networks: the body of a ResNet-18 for small images, latent codes that a classifier may be built on, votes.
 
 The published ResNet was made for 224-pixel images. As everybody does on 32-pixel ones, the 7x7 stride-2 stem and its
 pool are replaced by one 3x3 convolution of stride 1; the rest is unchanged. Latent means go through a sigmoid: they lie
@@ -6,11 +6,13 @@ in [0, 1], so that a mean of them has a bounded sensitivity.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 NormLayer = Callable[[int], nn.Module]
+Vote = Literal["scores", "probabilities"]
 LARGEST_LOG_VARIANCE = 10.0
 
 
@@ -78,3 +80,23 @@ def resnet18_body(inputs: int, widths: Sequence[int], norm: NormLayer) -> nn.Seq
         layers += [BasicBlock(before, width, 1 if stage == 0 else 2, norm), BasicBlock(width, width, 1, norm)]
         before = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class Ensemble(nn.Module):
+    """Several networks as one: the mean of their scores, or the logarithm of the mean of their probabilities.
+
+    What each of them weighs, its share, is no parameter: it is not trained.
+    """
+
+    shares: Tensor
+
+    def __init__(self, members: Sequence[nn.Module], vote: Vote) -> None:
+        super().__init__()
+        self.members, self.vote = nn.ModuleList(members), vote
+        self.register_buffer("shares", torch.full((len(members),), 1 / len(members)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, shares = torch.stack([member(x) for member in self.members]), self.shares.view(-1, 1, 1)
+        if self.vote == "scores":
+            return (shares * scores).sum(0)
+        return torch.logsumexp(scores.log_softmax(2) + shares.log(), 0)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError, UserError, nearest
-from fedsynth.learning.layers import Latent, NormLayer, resnet18_body
+from fedsynth.learning.layers import Ensemble, Latent, NormLayer, Vote, resnet18_body
 from fedsynth.learning.weights import check_match
 from fedsynth.seeding import derive
 
@@ -46,15 +46,24 @@ class ModelSpec(BaseModel, frozen=True, extra="forbid"):
         default=None,
         description="Most features of a model of fixed features: more are projected; none given means all.",
     )
+    vote: Vote | None = Field(
+        None,
+        description="What an ensemble of such networks averages, as many as its weights hold: method ensemble sets it.",
+    )
 
 
 class Classifier(nn.Module):
-    """`head(body(x))`: the body makes a representation of shape (n, features), the head the class scores."""
+    """`head(body(x))`: the body makes a representation of shape (n, features), the head the class scores.
 
-    def __init__(self, body: nn.Module, features: int, classes: int) -> None:
+    The head is linear, but for that of an ensemble, whose body has made the scores.
+    """
+
+    head: nn.Linear
+
+    def __init__(self, body: nn.Module, features: int, classes: int, head: nn.Module | None = None) -> None:
         super().__init__()
         self.body = body
-        self.head = nn.Linear(features, classes)
+        self.head = head or nn.Linear(features, classes)  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
@@ -126,7 +135,8 @@ def initial_model(seed: int, spec: ModelSpec, schema: Examples) -> Classifier:
 
 def instantiate(spec: ModelSpec, shape: Shape, classes: int, weights: Mapping[str, Tensor]) -> Classifier:
     """A trainable model with copies of the given weights, without the cost of initialising it first."""
-    blank = _blank(spec, tuple(shape), classes)
+    members = sum(name.startswith(MEMBER) and name.endswith(".head.weight") for name in weights) if spec.vote else 1
+    blank = _blank(spec, tuple(shape), classes, max(1, members))
     check_match(blank.state_dict(), weights)
     return filled(blank, weights, "")
 
@@ -160,13 +170,21 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=32)
-def _blank(spec: ModelSpec, shape: Shape, classes: int) -> Classifier:
+def _blank(spec: ModelSpec, shape: Shape, classes: int, members: int) -> Classifier:
     """The model's structure without any numbers."""
     with torch.device("meta"):
-        return _construct(spec, shape, classes)
+        return _construct(spec, shape, classes, members)
 
 
-def _construct(spec: ModelSpec, shape: Shape, classes: int) -> Classifier:
+MEMBER, SHARES = "body.members.", "body.shares"
+"""Of an ensemble's entries: those of its networks start like this, and what each of them weighs."""
+
+
+def _construct(spec: ModelSpec, shape: Shape, classes: int, members: int = 1) -> Classifier:
+    if spec.vote is not None:
+        single = spec.model_copy(update={"vote": None})
+        voting = Ensemble([_construct(single, shape, classes) for _ in range(members)], spec.vote)
+        return Classifier(voting, classes, classes, head=nn.Identity())
     if spec.name not in MODELS:
         raise ConfigError(f'There is no model "{spec.name}".{nearest(spec.name, MODELS)}')
     if spec.latent is not None and spec.name != "latent_cnn":

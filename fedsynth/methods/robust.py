@@ -1,7 +1,9 @@
 """Robust averaging: trimmed mean and median (Yin et al. 2018), Krum and multi-Krum (Blanchard et al. 2017).
 
 Deviations: the trimmed mean weighs the values it keeps by the clients' examples, so that `trim = 0` is FedAvg,
-bit-identical (Yin et al. have equal clients). Multi-Krum averages the `keep` best, weighted likewise.
+bit-identical (Yin et al. have equal clients). Its `clamp` is how we read "the updates in [−0.5, 0.5]" of AggEnhance's
+paper: every coordinate of an update is brought into the range before the average. Multi-Krum averages the `keep` best,
+weighted likewise.
 """
 
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from pydantic import Field
 
 from fedsynth.components.slots import Aggregator, Memory, RoundInfo
 from fedsynth.federation import method
-from fedsynth.learning.aggregators import krum, median, trimmed_mean
+from fedsynth.learning.aggregators import clamped_mean, krum, median, trimmed_mean
 from fedsynth.learning.weights import Weights
 
 
@@ -22,9 +24,18 @@ class TrimmedMean(Aggregator, name="trimmed_mean"):
     robust: ClassVar[bool] = True
 
     trim: float = Field(0.1, ge=0, lt=0.5, description="share of values left out at each end")
+    clamp: float | None = Field(
+        None,
+        gt=0,
+        description="nothing is left out, but no value of an update counts as larger than this (AggEnhance's paper: "
+        "0.5)",
+    )
 
     def combine(self, model: Weights, replies: Mapping[str, Any], memory: Memory, info: RoundInfo) -> Weights:
-        return trimmed_mean([(r.model, r.examples) for r in replies.values()], self.trim)
+        many = [(r.model, r.examples) for r in replies.values()]
+        if self.clamp is not None:
+            return clamped_mean(many, model, self.clamp, info.trained)
+        return trimmed_mean(many, self.trim)
 
 
 @method("median")

@@ -29,7 +29,19 @@ from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.federation.store import StateStore
 from fedsynth.learning.models import instantiate
 
-BASELINES = ["fedavg", "fedbn", "fedmix", "fedopt", "finetune", "local", "moon", "qffl", "scaffold", "centralised"]
+BASELINES = [
+    "ensemble",
+    "fedavg",
+    "fedbn",
+    "fedmix",
+    "fedopt",
+    "finetune",
+    "local",
+    "moon",
+    "qffl",
+    "scaffold",
+    "centralised",
+]
 
 
 @pytest.fixture(scope="module")

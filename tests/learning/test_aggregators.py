@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsynth.errors import UserError
-from fedsynth.learning.aggregators import Weighted, krum, krum_scores, median, trimmed_mean, weighted_mean
+from fedsynth.learning.aggregators import Weighted, clamped_mean, krum, krum_scores, median, trimmed_mean, weighted_mean
 
 floats = st.floats(-100, 100, width=32).map(lambda value: value if abs(value) > 1e-3 else 0.0)
 Numbers = tuple[np.ndarray, np.ndarray]
@@ -235,6 +235,22 @@ def test_trimmed_mean_of_equal_clients_is_scipys() -> None:
     rows = np.random.default_rng(1).normal(size=(10, 6)).astype(np.float32)
     got = flat(trimmed_mean(as_updates(rows, np.full(10, 4)), 0.2))
     assert np.allclose(got, trim_mean(rows.astype(np.float64), 0.2, axis=0), atol=1e-6)
+
+
+@given(updates())
+def test_clamped_mean_by_hand(numbers: Numbers) -> None:
+    rows, sizes = numbers
+    many = as_updates(rows, sizes)
+    centre = many[0][0]
+    got = flat(clamped_mean(many, centre, 0.5, list(centre)))
+    near = np.clip(rows.astype(np.float64), flat(centre) - 0.5, flat(centre) + 0.5)
+    assert np.allclose(got, np.average(near, axis=0, weights=sizes), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_finite_is_clamped_too() -> None:
+    rows = np.array([[0] * 6, [np.nan] * 6, [-np.inf] * 6, [np.inf] * 6], np.float32)
+    many = as_updates(rows, np.ones(4, int))
+    assert flat(clamped_mean(many, many[0][0], 0.4, list(many[0][0]))).tolist() == pytest.approx([0.1] * 6)
 
 
 def test_trimming_everything_is_refused() -> None:

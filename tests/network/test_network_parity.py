@@ -41,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "gandalf": {"method": {"gan_steps": 4, "visit_steps": 2, "gan_channels": 2, "gan_latent": 3}},
     "pfl_gan": {"method": PFL_GAN},
     "ccvr": {"model": SMALL_CNN, "method": {"draws": 10, "covariance": "shared"}},
+    "ensemble": {"model": NORMED},
     "secure": {"method": {"name": "fedprox"}, "privacy": {"secure_aggregation": True}},
     "agg_enhance_secure": {
         "model": SMALL_CNN,
