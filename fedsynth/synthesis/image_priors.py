@@ -29,6 +29,9 @@ class Priors:
             raise ConfigError("Total variation and shifts are about images: set variation = 0 and shifts = 0.")
 
 
+NO_PRIORS = Priors()
+
+
 def priors_of(x: Tensor, labels: Tensor, priors: Priors) -> Tensor:
     """The terms, weighted and summed, as means over the images."""
     total = x.new_zeros(())

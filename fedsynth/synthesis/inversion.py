@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsynth.errors import ConfigError
 from fedsynth.learning.training import evaluating
-from fedsynth.synthesis.image_priors import Priors, priors_of, shifted
+from fedsynth.synthesis.image_priors import NO_PRIORS, Priors, priors_of, shifted
 
 WINDOW = 10  # steps over which a loss is compared
 
@@ -36,7 +36,7 @@ class Inversion:
     tolerance: float = 0.0  # an input whose cross-entropy falls below this is left as it is
     statistics: float = 0.0  # weight of the BatchNorm statistics (eq. 3); the cross-entropy has weight 1
     reduction: Literal["sum", "mean"] = "sum"  # of the cross-entropy; mean: the statistics weigh alike for any batch
-    priors: Priors = Priors()
+    priors: Priors = NO_PRIORS
     converged: float = 0.0  # stop when ten steps lower the loss of the batch by less than this share of it
 
 

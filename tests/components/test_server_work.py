@@ -46,6 +46,7 @@ RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("feddpms", {"post_aggregation": {"name": "interior_points", **POINTS}}, "server_work.tune_model"),
     ("fed_zdac", IMAGES, "local_training.train"),
     ("fed_zda", IMAGES, "server_work.tune_model"),
+    ("fed_zdas", IMAGES | {"source": "ensemble", "store": 2, "consensus": 0.05}, "server_work.tune_model"),
     ("static_augmentation", {}, "local_training.train"),
     ("data_sharing", {}, "local_training.train"),
     ("astraea", {"mediators": 4}, "local_training.train"),
