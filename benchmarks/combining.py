@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 from feddpms import OURS, setting
-from harness import Part, Table, main
+from harness import BESIDE, Part, Table, main
 
 LA: Table = {"objective": "logit_adjusted"}
 SMOOTH: Table = {"objective": {"name": "logit_adjusted", "smoothing": 10.0}}
@@ -36,6 +36,7 @@ SINGLE: dict[str, Table] = {
     "GANDALF, fewer images": FEWER,
     "SDA-FL": {"name": "sda_fl", "gan_steps": 400},
     "training in turn": IN_TURN,
+    **BESIDE,
 }
 COMBINED: dict[str, Table] = {
     "FedDPMS + logit adjustment": {**OURS, **LA},

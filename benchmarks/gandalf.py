@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from harness import Part, Table, main
+from harness import BESIDE, Part, Table, main
 
 ROWS: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
@@ -28,6 +28,7 @@ ROWS: dict[str, Table] = {
     "FedDPGAN": {"name": "feddpgan", "gan_steps": 400},
     "data sharing": {"name": "data_sharing"},
     "data centre": {"name": "centralised"},
+    **BESIDE,
 }
 """Rows with 2 classes per client. Images of the controls are replaced, so their GANs need no training. SDA-FL and
 FedDPGAN train at every client, ten times as much as GANDALF's two GANs, so theirs have a third of the steps. The
@@ -37,7 +38,7 @@ FEW = (
     *("fedavg, 10 local epochs", "Private FL-GAN", "SDA-FL", "FedDPGAN", "data centre"),
     *("GANDALF, real samples", "GANDALF, averaged, not in turn"),
 )
-MAIN = {name: ROWS[name] for name in ("fedavg", "static augmentation", "Astraea", "GANDALF", "data sharing")}
+MAIN = {name: ROWS[name] for name in ("fedavg", "static augmentation", "Astraea", "GANDALF", "data sharing", *BESIDE)}
 
 
 TRAIN: Table = {"rounds": 20, "local_epochs": 2, "batch_size": 32, "lr": 0.05}

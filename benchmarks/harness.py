@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 Table = dict[str, Any]
+BESIDE: dict[str, Table] = {"moments": {"name": "moments"}, "analytic": {"name": "analytic"}}
+"""What one release of sums gives, without a generator: rows of every study."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harness import Part, Table, main, save, spread
+from harness import BESIDE, Part, Table, main, save, spread
 
 TINY = bool(os.environ.get("FEDSYNTH_TINY"))
 SMALL = {"gan_steps": 10, "samples_per_class": 10, "encoder_steps": 10} if TINY else {}
@@ -56,7 +56,7 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg, synthetic samples, BatchNorm": {**GROUPS, "top_up": True},
     "cluster_fedavg, moments": MOMENT_GROUPS,
     "cluster_fedavg, moments, synthetic samples": {**MOMENT_GROUPS, "top_up": True},
-    "moments": {"name": "moments"},
+    **BESIDE,
     "pfl_gan": {**PFL, "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
@@ -69,7 +69,7 @@ ROWS: dict[str, Table] = {
 DONOR = "cluster_fedavg"
 MAIN = (
     *("local", "local, balanced", "fedavg", "fedprox", "fedopt", "fedbn", "finetune", "faug", "rfa_rfd"),
-    *(DONOR, "cluster_fedavg, synthetic samples", "cluster_fedavg, moments, synthetic samples", "moments"),
+    *(DONOR, "cluster_fedavg, synthetic samples", "cluster_fedavg, moments, synthetic samples", *BESIDE),
     *("pfl_gan", "pfl_gan, as published"),
 )
 """Rows with three seeds; the others have one."""

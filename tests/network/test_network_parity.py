@@ -42,6 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pfl_gan": {"method": PFL_GAN},
     "ccvr": {"model": SMALL_CNN, "method": {"draws": 10, "covariance": "shared"}},
     "ensemble": {"model": NORMED},
+    "fedgen": {"model": NORMED, "method": {"generator_steps": 3}},
     "secure": {"method": {"name": "fedprox"}, "privacy": {"secure_aggregation": True}},
     "agg_enhance_secure": {
         "model": SMALL_CNN,

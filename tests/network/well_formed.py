@@ -115,7 +115,7 @@ def request(draw: Draw, spec: ModelSpec) -> dict[str, Any]:
         "spec": spec.model_dump(mode="json"),
         "training": training(draw),
         "objective": objective(draw),
-        "keeps": pick(draw, "nothing", "nothing", "buffers", "norm", "head"),
+        "keeps": pick(draw, "nothing", "nothing", "buffers", "norm", "head", 1, 2),
         "sent": {},
         **maybe_protected(draw),
         **(local_data(draw) if draw(st.integers(0, 2)) == 0 else {}),
@@ -273,6 +273,12 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "feddpms.clients.train_vae": lambda d: {
         **vae(d),
         **{"request": request(d, VAE), "upload_decoder": d(st.booleans())},
+    },
+    "fedgen.learn_features": lambda d: {
+        **{"generator": {}, "noise": 2, "hidden": 3, "shares": torch.ones((2, CLASSES)) / 2},
+        "heads": [scaled(d, {"weight": torch.ones((CLASSES, 3)), "bias": torch.ones(CLASSES)}) for _ in range(2)],
+        "frequencies": torch.ones(CLASSES) / CLASSES,
+        "training": {"steps": pick(d, 0, 2), "batch_size": 4, "lr": pick(d, 1e-30, 0.1), "diversity": 1.0},
     },
     "fedmix.average_images": lambda d: {"mean_of": pick(d, 2, 3, 10**6)},
     "fedmix.keep_averages": lambda d: {"images": IMAGES, "labels": ONE_HOT},
