@@ -121,6 +121,10 @@ class LocalObjective(SlotValue, slot="objective"):
         """The loss of one record, by its scores and its label, where this is `by_record`."""
         return F.cross_entropy
 
+    def training(self, asked: LocalTraining) -> LocalTraining:
+        """How the received model is trained on it."""
+        return asked
+
     def begin(self, local: LocalContext) -> Objective:
         """The objective of this round."""
         return CrossEntropy()

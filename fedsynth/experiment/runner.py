@@ -19,7 +19,8 @@ from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
 from fedsynth.errors import ConfigError, UserError
-from fedsynth.evaluation.results import Best, DataSummary, Evaluation, MetricsRow, RunSummary, SynthesisCheck
+from fedsynth.evaluation.results import Best, DataSummary, MetricsRow, RunSummary, SynthesisCheck
+from fedsynth.evaluation.scores import Evaluation
 from fedsynth.evaluation.views import final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import plugin_files, read_run_config
@@ -266,6 +267,7 @@ def summarise(
     return RunSummary(
         method=experiment.method_name,
         seed=experiment.seed,
+        metric=experiment.evaluation.metric,
         test=evaluation.test,
         clients=evaluation.clients,
         validation=evaluation.validation,

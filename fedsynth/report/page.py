@@ -12,8 +12,9 @@ from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import ComparisonPlan, TuningResult
 from fedsynth.federation.store import write_atomically
 from fedsynth.report import course, holdings, outcome, side_by_side, strip_blocks
-from fedsynth.report.blocks import Block, Section, section
+from fedsynth.report.blocks import Block, Section, capitalised, section
 from fedsynth.report.reading import RunRecord, read_inside, read_run, say_fault
+from fedsynth.report.side_by_side import metric_words
 
 STRIP = "strip"  # the section that opens a page
 
@@ -58,7 +59,7 @@ def run_page(run: RunRecord) -> Page:
     """The report of one run."""
     parts = [
         ("result", "Result", outcome.headline),
-        ("curves", "Accuracy over the rounds", outcome.curves),
+        ("curves", f"{capitalised(run.metric_words)} over the rounds", outcome.curves),
         ("clients", "Clients", outcome.clients),
         ("classes", "Classes", outcome.classes),
         ("split", "Who has what", holdings.split),
@@ -91,7 +92,7 @@ def comparison_page(
     found += [f"{run.name} is {run.state}: it has no result yet." for run in runs if not run.summary]
     parts = [
         ("result", "Result", lambda: side_by_side.result(groups)),
-        ("curves", "Accuracy over the rounds", lambda: side_by_side.curves(groups)),
+        ("curves", f"{capitalised(metric_words(groups))} over the rounds", lambda: side_by_side.curves(groups)),
         ("clients", "Clients", lambda: side_by_side.clients(groups)),
         ("classes", "Classes", lambda: side_by_side.classes(groups)),
         ("controls", "Controls", lambda: side_by_side.controls(groups)),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsynth.errors import ConfigError
-from fedsynth.learning.training import evaluating
+from fedsynth.learning.answers import evaluating
 from fedsynth.synthesis.image_priors import NO_PRIORS, Priors, priors_of, shifted
 
 WINDOW = 10  # steps over which a loss is compared

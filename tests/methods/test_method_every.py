@@ -68,6 +68,7 @@ BASELINES = [
         "median",
         "moments",
         "moon",
+        "pfedme",
         "qffl",
         "scaffold",
         "static_augmentation",

@@ -20,8 +20,10 @@ from fedsynth.errors import UserError
 from fedsynth.experiment.config import make_experiment
 from fedsynth.experiment.folder import RunFolder
 from fedsynth.experiment.runner import RunResult, run_experiment
+from fedsynth.federation.journal import Journal
 from fedsynth.federation.payload import decode, encode
 from fedsynth.federation.store import write_json
+from fedsynth.methods.pfl_gan.client_gans import KEPT
 from fedsynth.network.serve import serve_run
 
 Files = Callable[..., dict[str, Path]]
@@ -220,7 +222,10 @@ def test_gans_of_an_earlier_run_serve_where_the_sites_have_the_same_data(site_fi
     again = {"method": {**PFL_GAN, "name": "pfl_gan", "gans_from": str(donor.path)}}
     experiment = sections("pfl_gan", tmp_path, "again")
     taken = over_a_grid(experiment | again, InProcessGrid(files), tmp_path)
-    assert taken.summary.clients == donor.summary.clients
+    kept, again_kept = (Journal(run.path).phase(KEPT)["result"]["gans"] for run in (donor, taken))
+    assert set(kept) == set(again_kept) == set(files)
+    for client, gan in kept.items():
+        assert_same_bits(gan["generator"], again_kept[client]["generator"])
     (files["0"].with_name("state") / "salt").unlink()  # as good as other data: its fingerprint changes
     with pytest.raises(UserError, match="had other data than now"):
         over_a_grid(experiment | again | {"name": "other"}, InProcessGrid(files), tmp_path)

@@ -338,7 +338,10 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **model(d),
         **{"features": torch.ones((6, 3)), "labels": LABELS, "training": training(d)},
     },
-    "views.score": lambda d: {**model(d), "parts": ["validation", "test"]},
+    "views.score": lambda d: {
+        **{**model(d), "parts": ["validation", "test"]},
+        "measures": pick(d, [], ["auroc"], ["f1", "auroc", "auprc", "ece", "brier"]),
+    },
 }
 """By task: fields that fit it."""
 
