@@ -46,6 +46,7 @@ BASELINES = [
         "apfl",
         "astraea",
         "ccvr",
+        "class_bias",
         "centralised",
         "data_sharing",
         "ditto",
