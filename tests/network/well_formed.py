@@ -237,6 +237,13 @@ def top_up(draw: Draw) -> dict[str, Any]:
     return {"generators": generators, "how": how}
 
 
+def distilled(draw: Draw) -> dict[str, Any]:
+    """A model to distil others of its kind into, with a new generator."""
+    asked = model(draw)
+    generator = {"generator": {}, "latent": 2, "channels": 2}
+    return {**asked, "teachers": [asked["model"]] * 2, **generator, "training": training(draw)}
+
+
 REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "ablations.draw_real_samples": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
     "agg_enhance.clients.make_candidates": lambda d: {
@@ -277,6 +284,11 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "feddpms.clients.train_vae": lambda d: {
         **vae(d),
         **{"request": request(d, VAE), "upload_decoder": d(st.booleans())},
+    },
+    "fedftg.distil_hard_samples": lambda d: {
+        **distilled(d),
+        **{"shares": torch.ones((2, CLASSES)) / 2, "frequencies": torch.ones(CLASSES) / CLASSES},
+        "how": {"iterations": 1, "model_steps": 1, "batch_size": 4, "generator_lr": pick(d, 1e-30, 0.01, 1e20)},
     },
     "fedgen.learn_features": lambda d: {
         **{"generator": {}, "noise": 2, "hidden": 3, "shares": torch.ones((2, CLASSES)) / 2},
