@@ -48,6 +48,7 @@ RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("fedprox", {"post_aggregation": {"name": "class_bias", "inputs": "points"}}, "server_work.invert_model"),
     ("fed_zdac", IMAGES, "local_training.train"),
     ("fed_zda", IMAGES, "server_work.tune_model"),
+    ("fed_zdas", IMAGES | {"source": "ensemble", "store": 2, "consensus": 0.05}, "server_work.tune_model"),
     ("static_augmentation", {}, "local_training.train"),
     ("data_sharing", {}, "local_training.train"),
     ("astraea", {"mediators": 4}, "local_training.train"),
