@@ -45,6 +45,7 @@ BASELINES = [
         "apfl",
         "astraea",
         "ccvr",
+        "class_bias",
         "centralised",
         "data_sharing",
         "ditto",
