@@ -244,13 +244,20 @@ def top_up(draw: Draw) -> dict[str, Any]:
     return {"generators": generators, "how": how}
 
 
+def distilled(draw: Draw) -> dict[str, Any]:
+    """A model to distil others of its kind into, with a new generator."""
+    asked = model(draw)
+    generator = {"generator": {}, "latent": 2, "channels": 2}
+    return {**asked, "teachers": [asked["model"]] * 2, **generator, "training": training(draw)}
+
+
 REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "ablations.draw_real_samples": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
-    "agg_enhance.make_candidates": lambda d: {
+    "agg_enhance.clients.make_candidates": lambda d: {
         **{"spec": SPECS[0].model_dump(), "start": IMAGES[:CLASSES], "inversion": INVERSION}
     },
-    "agg_enhance.score_candidates": lambda d: {"spec": SPECS[0].model_dump(), "images": IMAGES},
-    "agg_enhance.score_masked": lambda d: {
+    "agg_enhance.clients.score_candidates": lambda d: {"spec": SPECS[0].model_dump(), "images": IMAGES},
+    "agg_enhance.clients.score_masked": lambda d: {
         **{"secure": secure(d), "spec": SPECS[0].model_dump(), "images": IMAGES, "labels": LABELS}
     },
     "astraea.balance_classes": lambda d: {"ratios": np.full(CLASSES, pick(d, 0.0, 0.5, 3.0)), "static": {}},
@@ -258,6 +265,10 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "epsilon": pick(d, None, 1e-3, 0.2, 0.2, 0.9, 500.0),
         "delta": pick(d, 1e-5, 0.5, 0.99),
         "keep": d(st.booleans()),
+    },
+    "class_bias.equalise_head": lambda d: {
+        **model(d),
+        **{"images": IMAGES, "through": pick(d, "bias", "weights"), "strength": pick(d, 0.0, 0.5, 1.0)},
     },
     "data_sharing.contribute": lambda d: {"wanted": np.full(CLASSES, pick(d, 0, 2, 10**6))},
     "data_sharing.keep_shared": lambda d: {"samples": samples(d)},
@@ -279,6 +290,11 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "feddpms.clients.train_vae": lambda d: {
         **vae(d),
         **{"request": request(d, VAE), "upload_decoder": d(st.booleans())},
+    },
+    "fedftg.distil_hard_samples": lambda d: {
+        **distilled(d),
+        **{"shares": torch.ones((2, CLASSES)) / 2, "frequencies": torch.ones(CLASSES) / CLASSES},
+        "how": {"iterations": 1, "model_steps": 1, "batch_size": 4, "generator_lr": pick(d, 1e-30, 0.01, 1e20)},
     },
     "fedgen.learn_features": lambda d: {
         **{"generator": {}, "noise": 2, "hidden": 3, "shares": torch.ones((2, CLASSES)) / 2},
