@@ -1,4 +1,4 @@
-"""The study of Fed-ZDA and AggEnhance behind docs/results.md.
+"""The study of Fed-ZDA behind docs/results.md.
 
     FEDSYNTH_DATA=/path/to/data python benchmarks/zero_shot.py --runs /tmp/zero-shot --jobs 2
     python benchmarks/zero_shot.py --runs /tmp/zero-shot --table docs/results/zero-shot.csv
@@ -12,12 +12,11 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 
-from convergence import first_crossing, mean_change, steady_crossing
+from convergence import mean_change
 from harness import Part, Table, accuracies, main, spread
 
 LATE = 10  # rounds over which accuracy and the fairness columns are averaged
 START = 46  # of Fed-ZDA's images: three quarters through; the paper recommends late starts
-TARGETS = (20, 25, 30, 35, 40, 50, 60, 70)  # accuracy in % to which rounds are counted
 
 ZDA: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
@@ -36,23 +35,6 @@ ZDA: dict[str, Table] = {
 FEW = ("ZDAC, statistics of all", "ZDAS, statistics of all", "ZDAC, noise", "ZDAS, real", "logit adjustment")
 """Rows with one seed."""
 ZDA_SHORT = {name: ZDA[name] for name in ("fedavg", "ZDAC", "ZDAS")}
-POINTS = {"post_aggregation": "interior_points"}
-AGG: dict[str, Table] = {
-    "fedavg": {"name": "fedavg"},
-    "fedavg, enhanced": {"name": "fedavg", **POINTS},
-    "fedavg, enhanced as published": {
-        "name": "fedavg",
-        "post_aggregation": {"name": "interior_points", "form": "published"},
-    },
-    "fedavg, noise": {"name": "fedavg", "post_aggregation": {"name": "interior_points", "points": "noise"}},
-    "fedprox": {"name": "fedprox", "mu": 0.1},
-    "fedprox, enhanced": {"name": "fedprox", "mu": 0.1, **POINTS},
-    "trimmed mean": {"name": "trimmed_mean"},
-    "trimmed mean, enhanced": {"name": "trimmed_mean", **POINTS},
-}
-
-
-AGG_SHORT = {name: AGG[name] for name in ("fedavg", "fedavg, enhanced")}
 
 
 def zda_setting(data: str, split: str, rounds: int, limit: int) -> Table:
@@ -70,35 +52,12 @@ def zda_setting(data: str, split: str, rounds: int, limit: int) -> Table:
     }
 
 
-def agg_setting(data: str, gamma: float, rounds: int, limit: int) -> Table:
-    """AggEnhance's: 100 clients of log-normal size with Dirichlet(γ · prior) classes.
-
-    All images are dealt out, which the paper's accuracies need: its formula alone would leave 30 to a client.
-    """
-    return {
-        "data": {"name": data, "limit": limit, "validation": 0.0, "test": 0.0},
-        "partition": {"name": "lognormal", "num_clients": 100, "gamma": gamma, "use_all": True},
-        "model": {"name": "agg_cnn"},
-        "train": {"rounds": rounds, "local_epochs": 10, "batch_size": 32, "lr": 0.01, "fraction": 0.1},
-        "evaluation": {"test_curve": True},
-    }
-
-
 def measure(curves: Sequence[list[Table]]) -> Table:
-    """Accuracy, class variance and the clients' own accuracy over the last rounds, calm, and rounds to the targets.
-
-    Rounds are counted only where all of them are evaluated.
-    """
+    """Accuracy, class variance and the clients' own accuracy over the last rounds, and calm."""
     every = curves[0][-1]["round"] - curves[0][-2]["round"]
     late = LATE // every
     tests = [[line["test"]["accuracy"] for line in curve] for curve in curves]
     variances = [statistics.mean(line["test"]["class_variance"] for line in curve[-late:]) for curve in curves]
-    crossings = {"first": first_crossing, "steady": steady_crossing}
-    rounds = {
-        f"{name}_{target}": " ".join(str(rule(values, target / 100) or "–") for values in tests) if every == 1 else ""
-        for name, rule in crossings.items()
-        for target in TARGETS
-    }
     own = [line["validation"] for curve in curves for line in curve[-late:] if "mean" in line.get("validation", {})]
     return {
         **accuracies(curves, late),
@@ -106,7 +65,6 @@ def measure(curves: Sequence[list[Table]]) -> Table:
         "local_variance": statistics.mean(line["variance"] for line in own) if own else None,
         **spread("class_variance", variances),
         "class_variance_seeds": " ".join(f"{value:.1f}" for value in variances),
-        **rounds,
         **spread("change", [100 * mean_change(values) for values in tests]),
     }
 
@@ -115,17 +73,6 @@ PARTS = [
     Part("fashion-multimodal", partial(zda_setting, "fashion-mnist", "multimodal", 60, 25000), ZDA, few=FEW),
     Part("fashion-unimodal", partial(zda_setting, "fashion-mnist", "unimodal", 60, 25000), ZDA_SHORT, seeds=1),
     Part("mnist-multimodal", partial(zda_setting, "mnist", "multimodal", 60, 25000), ZDA_SHORT, seeds=1),
-    Part(
-        "fashion-lognormal",
-        partial(agg_setting, "fashion-mnist", 1.0, 30, 8000),
-        AGG,
-        few=(*FEW, "fedavg, enhanced as published"),
-    ),
-    Part("cifar10-lognormal", partial(agg_setting, "cifar10", 1.0, 40, 8000), AGG, few=FEW),
-    *(
-        Part(f"fashion-lognormal-{gamma:g}", partial(agg_setting, "fashion-mnist", gamma, 30, 8000), AGG_SHORT, seeds=1)
-        for gamma in (0.1, 10.0)
-    ),
 ]
 
 if __name__ == "__main__":

@@ -167,7 +167,8 @@ def fit_objective(
     `whole` is a network that the context's is a part of, and `around` makes its objective out of the slot's.
     """
     minimised = around(objective.begin(local))
-    result = fit(whole or local.net, x, targets, local.training, local.client.rng("batches"), minimised)
+    training = objective.training(local.training)
+    result = fit(whole or local.net, x, targets, training, local.client.rng("batches"), minimised)
     return result, objective.finish(local, result)
 
 

@@ -148,7 +148,7 @@ def test_draws_of_a_kept_generator_are_those_of_a_pass_over_the_own_examples(run
 @pytest.mark.parametrize(
     ("method", "settings", "each"),
     [
-        ("agg_enhance", {"steps": 2, "tune_epochs": 1}, 2),
+        ("agg_enhance", {"steps": 2, "tune_epochs": 1, "queue": 2}, 2),
         ("fed_zdas", {"per_class": 2, "steps": 1}, 6),
         ("fed_zda", {"per_class": 2, "steps": 1}, 6),
     ],

@@ -71,7 +71,7 @@ def test_methods_outside_of_the_shared_loop_are_refused_by_their_settings(method
 
 ALLOWED = [
     *("apfl", "ditto", "fedper", "fed_zdac", "fedavg", "fedbn", "fedmix", "fedopt", "fedprox", "fedrep", "finetune"),
-    *("data_sharing", "logit_adjustment", "moon", "static_augmentation"),
+    *("class_bias", "data_sharing", "logit_adjustment", "moon", "pfedme", "static_augmentation"),
 ]
 QUICK: dict[str, dict[str, Any]] = {"fed_zdac": {"steps": 2, "per_class": 1, "start_round": 1}}
 

@@ -37,6 +37,8 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "data sharing of nothing": ("data_sharing", {"share": 0}),
     "moments that nothing is drawn from": ("moments", {"share": 0}),
     "CCVR without training the head": ("ccvr", {"head_epochs": 0}),
+    "class bias that stays": ("class_bias", {"strength": 0.0}),
+    "class bias after the last round": ("class_bias", {"start_round": 4}),
     "FedGen alpha=0": ("fedgen", {"alpha": 0}),
 }
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
@@ -109,6 +111,7 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "data sharing": ("data_sharing", {}),
     "moments": ("moments", {}),
     "CCVR": ("ccvr", {}),
+    "class bias": ("class_bias", {}),
     "FedGen": ("fedgen", {}),
     "Astraea": ("astraea", {}),
 }

@@ -1,4 +1,4 @@
-"""Ditto, FedRep, FedPer, APFL, FAug, RFA-RFD, FedAvg in groups, balanced local training: identities, and their idea."""
+"""Ditto, FedRep, FedPer, APFL, pFedMe, FAug, RFA-RFD, FedAvg in groups, balanced local training: what each is about."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from fedsynth.components.synthetic_store import KEPT
 from fedsynth.errors import UserError
 from fedsynth.evaluation.views import client_tallies
 from fedsynth.learning.models import ModelSpec, build_model, initial_model, last_layers
+from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.methods.apfl import MIXED
 from fedsynth.methods.faug import ClassScores, Distilled, others_mean
+from fedsynth.methods.pfedme import Envelope
 from fedsynth.methods.references import balanced_rows
 from fedsynth.methods.rfa_rfd import trust_in
 
@@ -215,6 +217,66 @@ def test_the_ends_of_the_mixture_are_the_global_model_and_local_training(run_met
         assert tally.loss == pytest.approx(expected[view][client].loss, rel=1e-6)
 
 
+# -- pFedMe -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["ours", "published"])
+def test_pfedme_is_the_papers_algorithm(run_method, form):
+    """Two clients, two rounds of several batches: θ by K steps, w by eq. 8, and the mean of the w."""
+    data, lr = some_clients(12, 20), 0.1
+    lam, eta, inner = (15.0, 0.005, 5) if form == "published" else (2.0, 0.3, 3)
+    settings = {"form": form, "aggregator": {"name": "mean", "weights": "equal"}}
+    settings |= {} if form == "published" else {"lam": lam, "eta": eta}
+    done = run_method("pfedme", data, model=LINEAR, settings=settings, lr=lr, batch_size=5)
+    w, own = theta(initial_model(0, LINEAR, data.schema).state_dict()), {}
+    for round in (1, 2):
+        local = []
+        for client in data.clients:
+            x, y = data.train[client].x, data.train[client].y
+            w_i, own[client] = w, w
+            for rows in batches(client, round, len(y), 5, 1):
+                for _ in range(inner):
+                    slope = gradient(own[client], x[rows], y[rows]) + lam * (own[client] - w_i)
+                    own[client] = own[client] - lr * slope
+                w_i = w_i - eta * lam * (w_i - own[client])
+            local.append(w_i)
+        w = sum(local) / len(local)
+    assert close(theta(done.model), w)
+    evaluated = personal(done, LINEAR)
+    for client, theta_i in own.items():
+        assert close(theta(done.state(client)["alone"]), theta_i)
+        test = data.client(client).test
+        assert evaluated[client].loss == pytest.approx(loss(theta_i, test.x, test.y) * len(test.y), rel=1e-5)
+
+
+def test_the_envelope_has_the_gradient_of_its_value(digits):
+    """F(w) = min f(θ) + λ/2 ‖θ − w‖² has the gradient λ (w − θ), once θ is found (here: after many steps)."""
+    net = initial_model(0, LINEAR, digits.schema).double()
+    x, y = digits.client(digits.clients[0]).train.tensors()
+    x = x.double()
+    envelope = Envelope(net, 1.0, 3000, LocalTraining(lr=0.1))
+    value = envelope.loss(net, x, y)
+    value.backward()
+    slope = net.head.bias.grad.clone()
+    for row in range(3):
+        with torch.no_grad():
+            net.head.bias[row] += 1e-4
+        assert (envelope.loss(net, x, y) - value).item() / 1e-4 == pytest.approx(slope[row].item(), abs=1e-4)
+        with torch.no_grad():
+            net.head.bias[row] -= 1e-4
+
+
+def test_pfedme_with_batch_norm_sends_the_statistics_of_its_own_models(run_method, digits):
+    done = run_method("pfedme", digits, model=SMALL["zda_cnn"], settings={"inner_steps": 2}, rounds=1)
+    [ask] = asked(done, "train")
+    for client, reply in ask.replies.items():
+        own = done.state(client)["alone"]
+        buffers = [name for name in own if "running_" in name]
+        assert buffers
+        assert all(torch.equal(reply["model"][name], own[name]) for name in buffers)
+        assert not torch.equal(reply["model"]["head.weight"], own["head.weight"])
+
+
 # -- FAug -------------------------------------------------------------------------------------------------------------
 
 
@@ -380,6 +442,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "fedrep": {"head_epochs": 1},
     "fedper": {},
     "apfl": {},
+    "pfedme": {"inner_steps": 2},
     "faug": {"seeds": 2, "gan_steps": 2, "gan_channels": 2},
     "rfa_rfd": SHARED | {"gan_steps": 2, "encoder_steps": 2},
     "cluster_fedavg": SHARED | {"gan_steps": 2, "encoder_steps": 2, "threshold": "2-means"},

@@ -239,11 +239,11 @@ def top_up(draw: Draw) -> dict[str, Any]:
 
 REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "ablations.draw_real_samples": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
-    "agg_enhance.make_candidates": lambda d: {
+    "agg_enhance.clients.make_candidates": lambda d: {
         **{"spec": SPECS[0].model_dump(), "start": IMAGES[:CLASSES], "inversion": INVERSION}
     },
-    "agg_enhance.score_candidates": lambda d: {"spec": SPECS[0].model_dump(), "images": IMAGES},
-    "agg_enhance.score_masked": lambda d: {
+    "agg_enhance.clients.score_candidates": lambda d: {"spec": SPECS[0].model_dump(), "images": IMAGES},
+    "agg_enhance.clients.score_masked": lambda d: {
         **{"secure": secure(d), "spec": SPECS[0].model_dump(), "images": IMAGES, "labels": LABELS}
     },
     "astraea.balance_classes": lambda d: {"ratios": np.full(CLASSES, pick(d, 0.0, 0.5, 3.0)), "static": {}},
@@ -251,6 +251,10 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "epsilon": pick(d, None, 1e-3, 0.2, 0.2, 0.9, 500.0),
         "delta": pick(d, 1e-5, 0.5, 0.99),
         "keep": d(st.booleans()),
+    },
+    "class_bias.equalise_head": lambda d: {
+        **model(d),
+        **{"images": IMAGES, "through": pick(d, "bias", "weights"), "strength": pick(d, 0.0, 0.5, 1.0)},
     },
     "cluster_fedavg.join_group": lambda d: {"group": "a"},
     "data_sharing.contribute": lambda d: {"wanted": np.full(CLASSES, pick(d, 0, 2, 10**6))},
