@@ -36,7 +36,8 @@ ALLOWED = {
     "evaluation": ("evaluation", "federation", "learning", "privacy.rows", *BASE),
     # Reads what runs have left in their folders; a run has its report written at its end.
     "report": (
-        *("report", "evaluation.results", "components.class_counts", "federation", "privacy", "data", "__version__"),
+        *("report", "evaluation.results", "evaluation.scores", "components.class_counts", "federation", "privacy"),
+        *("data", "__version__"),
     ),
     "experiment": (
         *("experiment", "report", "evaluation", "engines", "methods", "components", "federation", "learning"),

@@ -25,7 +25,7 @@ from fedsynth.components.slots import (
 )
 from fedsynth.federation import Client, Federation, Message, Reply, leaves, task
 from fedsynth.federation.personal import personal
-from fedsynth.learning.models import ModelSpec
+from fedsynth.learning.models import ModelSpec, last_layers
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.learning.training import FitResult, Objective, fit
 from fedsynth.learning.weights import Weights, buffer_entries, norm_entries, weights_of
@@ -42,7 +42,9 @@ class Update(Reply):
     examples: int = leaves("number of training examples", default=1)
     loss: float = leaves("mean training loss", default=0.0)
     steps: int = leaves("number of optimiser steps", default=0)
-    extra: Weights = leaves("what the method's objective adds (control variates, a loss; see its page)", default={})
+    extra: Weights = leaves(
+        "what the method's objective adds (control variates, a loss, class counts; see its page)", default={}
+    )
 
 
 class UpdatePrivacy(SlotValue, slot="updates"):
@@ -165,7 +167,8 @@ def fit_objective(
     `whole` is a network that the context's is a part of, and `around` makes its objective out of the slot's.
     """
     minimised = around(objective.begin(local))
-    result = fit(whole or local.net, x, targets, local.training, local.client.rng("batches"), minimised)
+    training = objective.training(local.training)
+    result = fit(whole or local.net, x, targets, training, local.client.rng("batches"), minimised)
     return result, objective.finish(local, result)
 
 
@@ -180,6 +183,8 @@ def kept_entries(net: nn.Module, keeps: Kept) -> set[str]:
         return norm_entries(net)
     if keeps == "buffers":
         return buffer_entries(net)
+    if isinstance(keeps, int):
+        return last_layers(net, keeps)
     return {name for name in net.state_dict() if name.startswith("head.")} if keeps == "head" else set()
 
 

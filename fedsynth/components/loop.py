@@ -47,8 +47,16 @@ NO_GLOBAL: dict[Kept, str] = {
     "buffers": "BatchNorm's running statistics stay at the clients",
     "norm": "normalisation layers stay at the clients",
     "head": "the last layer stays at the clients",
+    1: "the last layer stays at the clients",
 }
-"""Why there is no whole global model where a part of the weights is kept at the clients."""
+
+
+def why_no_global(keeps: Kept) -> str:
+    """Why there is no whole global model where a part of the weights is kept at the clients."""
+    return NO_GLOBAL.get(keeps, f"the last {keeps} layers stay at the clients")
+
+
+TUNED = "post_aggregation"  # in the memory: what the value of that slot remembers
 
 
 class LoopConfig(MethodConfig):
@@ -105,7 +113,7 @@ class Slots:
             (cfg.post_aggregation or own.get("post_aggregation", NoPostAggregation())).scheduled(cfg.train.rounds),
             (cfg.local_data or own.get("local_data", OwnExamples())).scheduled(cfg.train.rounds),
         )
-        check_halves(slots.objective, slots.aggregator)
+        check_halves(slots.objective, slots.aggregator, slots.post_aggregation)
         return slots
 
 
@@ -138,7 +146,7 @@ class Loop:
         self.slots.local_data.check(self.net, cfg.privacy)
         if self.kept and not isinstance(self.slots.post_aggregation, NoPostAggregation):
             name = self.slots.post_aggregation.name
-            raise ConfigError(f'post_aggregation = "{name}" needs whole models, but {NO_GLOBAL[self.keeps]}.')
+            raise ConfigError(f'post_aggregation = "{name}" needs whole models, but {why_no_global(self.keeps)}.')
         if self.slots.post_aggregation.at_end:
             self._check_end()
         self._ready = False
@@ -206,7 +214,7 @@ class Loop:
             local_data=local_data if active else OwnExamples(),
             given=local_data.given(self.fed) if active else None,
             updates=self.privacy.at_clients(),
-            sent=self.slots.aggregator.sent(memory, model, round),
+            sent=self.slots.aggregator.sent(memory, model, round) | tuning.sent(memory.get(TUNED, {})),
             keeps=self.keeps,
             remember=tuning.due(round) and tuning.asks_clients,
         )
@@ -260,18 +268,28 @@ class Loop:
         if not self.slots.post_aggregation.due(round):
             return model
         received = {c: {n: e for n, e in r.model.items() if n in model} for c, r in replies.items()}
-        kept = memory.setdefault("post_aggregation", {})
+        extra = {client: reply.extra for client, reply in replies.items() if reply.extra}
+        kept = memory.setdefault(TUNED, {})
         later = range(round.index + 1, self.cfg.train.rounds + 1)
         last = not any(map(self.slots.post_aggregation.active, later))
         context = AggregationContext(
-            self.fed, self.cfg.model, model, received, round.training, kept, self.privacy.secure, self.cfg.privacy, last
+            fed=self.fed,
+            spec=self.cfg.model,
+            model=model,
+            received=received,
+            training=round.training,
+            memory=kept,
+            secure=self.privacy.secure,
+            privacy=self.cfg.privacy,
+            last=last,
+            extra=extra,
         )
         return self.slots.post_aggregation.tune(context)
 
     def outcome(self) -> Outcome:
         """What a method of the shared loop ends with."""
         personal = self.slots.objective.personal or self.state.personal
-        return Outcome(self.state.model, personal=personal, no_global=NO_GLOBAL[self.keeps] if self.kept else "")
+        return Outcome(self.state.model, personal=personal, no_global=why_no_global(self.keeps) if self.kept else "")
 
 
 def federated_loop(fed: Federation, cfg: LoopConfig, keeps: Kept = "nothing", **own: Unpack[OwnSlots]) -> Outcome:

@@ -5,7 +5,7 @@ A slot value is a small frozen object with a name and its settings. An experimen
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch.nn.functional as F
@@ -27,8 +27,8 @@ from fedsynth.privacy.guarantee import Scope
 Memory = dict[str, Any]
 """What a slot value remembers at the server from round to round; it goes into checkpoints."""
 
-Kept = Literal["nothing", "buffers", "norm", "head"]
-"""The part of a model that stays at the clients."""
+Kept = Literal["nothing", "buffers", "norm", "head"] | Annotated[int, Field(ge=1)]
+"""The part of a model that stays at the clients; a number: so many of its last layers."""
 
 
 class SlotValue(BaseModel):
@@ -39,6 +39,7 @@ class SlotValue(BaseModel):
     name: ClassVar[str] = ""
     slot: ClassVar[str] = ""
     needs: ClassVar[str] = ""  # name of the value that must fill the other slot: clients' and server's half of a method
+    other_half: ClassVar[str] = ""  # that slot
     unprotected: ClassVar[str] = ""  # why it does not go with protected updates; empty where it does
     known: "ClassVar[dict[str, type[SlotValue]]]" = {}
 
@@ -89,7 +90,7 @@ class SlotValue(BaseModel):
 @dataclass(frozen=True)
 class LocalContext:
     """One local training: the client, its network, the weights it received, the labels of the examples it trains on
-    and what the server's rule sent along."""
+    and what the server's rule sent along. `scratch` lasts from the objective's `begin` to its `finish`."""
 
     client: Client
     net: Classifier
@@ -97,6 +98,7 @@ class LocalContext:
     training: LocalTraining
     labels: Tensor
     sent: Weights
+    scratch: dict[str, Any] = field(default_factory=dict)
 
 
 class LocalObjective(SlotValue, slot="objective"):
@@ -107,6 +109,7 @@ class LocalObjective(SlotValue, slot="objective"):
     with a model for each.
     """
 
+    other_half: ClassVar[str] = "aggregator"
     by_record: ClassVar[bool] = False
     keeps: ClassVar[Kept] = "nothing"
     personal: ClassVar[str] = ""
@@ -117,6 +120,10 @@ class LocalObjective(SlotValue, slot="objective"):
     def record_loss(self, local: LocalContext) -> Loss:
         """The loss of one record, by its scores and its label, where this is `by_record`."""
         return F.cross_entropy
+
+    def training(self, asked: LocalTraining) -> LocalTraining:
+        """How the received model is trained on it."""
+        return asked
 
     def begin(self, local: LocalContext) -> Objective:
         """The objective of this round."""
@@ -188,6 +195,8 @@ class RoundInfo:
 class Aggregator(SlotValue, slot="aggregator"):
     """Makes the next model out of the replies. `memory` lasts over the rounds and goes into checkpoints."""
 
+    other_half: ClassVar[str] = "objective"
+
     robust: ClassVar[bool] = False  # whether it is meant to withstand clients that lie
 
     def sent(self, memory: Memory, model: Weights, info: RoundInfo) -> Weights:
@@ -243,15 +252,18 @@ class AggregationContext:
     secure: SecureSettings | None
     privacy: PrivacyConfig
     last: bool = False  # whether no later round will be tuned
+    extra: Mapping[str, Weights] = field(default_factory=dict)  # what clients' objectives sent beside the models
 
 
 class PostAggregation(SlotValue, slot="post_aggregation"):
-    """What the server does to the new model before the next round.
+    """What the server does to the new model before the next round."""
 
-    `single_models`: it works with the models of single clients, not with the new one alone.
-    """
+    other_half: ClassVar[str] = "objective"
 
-    single_models: ClassVar[bool] = True
+    @property
+    def single_models(self) -> bool:
+        """Whether it works with the models of single clients, not with the new one alone."""
+        return True
 
     @property
     def at_end(self) -> bool:
@@ -278,6 +290,10 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
         """The same, for what acts by more than the number of the round."""
         return self.active(round.index)
 
+    def sent(self, memory: Memory) -> Weights:
+        """Named tensors to send to the clients' objectives, of what it remembers."""
+        return {}
+
     def tune(self, context: AggregationContext) -> Weights:
         """The model for the next round."""
         return context.model
@@ -286,14 +302,17 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
 class NoPostAggregation(PostAggregation, name="nothing"):
     """The new model stays as it is."""
 
-    single_models: ClassVar[bool] = False
+    @property
+    def single_models(self) -> bool:
+        return False
 
 
-def check_halves(objective: LocalObjective, aggregator: Aggregator) -> None:
-    """Refuse an objective without the aggregator it speaks with, and the other way round."""
-    halves: tuple[tuple[SlotValue, SlotValue], ...] = ((objective, aggregator), (aggregator, objective))
-    for one, other in halves:
-        if one.needs and one.needs != other.name:
+def check_halves(*values: SlotValue) -> None:
+    """Refuse one half of a method without the other, which must fill the slot that it speaks with."""
+    chosen = {value.slot: value for value in values}
+    for one in values:
+        if one.needs and one.needs != chosen[one.other_half].name:
+            other = chosen[one.other_half]
             raise ConfigError(f'{one.slot} "{one.name}" needs {other.slot} = "{one.needs}", not "{other.name}".')
 
 

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsynth.data.dataset import Schema
+from fedsynth.learning.answers import evaluating
 from fedsynth.learning.models import ModelSpec, instantiate
-from fedsynth.learning.training import evaluating
 from fedsynth.learning.weights import Weights
 
 BATCH = 500

@@ -6,92 +6,45 @@ it is in files of earlier versions, and a key that is not known here is left asi
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
-
+from fedsynth.evaluation.scores import ClientScores, GlobalScores, MeasureScores, Metric, Result
 from fedsynth.privacy.rows import LedgerRow
 
-View = Literal["global", "personal"]
 Mark = Literal["good", "look", "failed", "unknown"]
-
-
-class Result(BaseModel, frozen=True):
-    """Something that was found out; it does not change any more."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: the keys that were given."""
-        return self.model_dump(exclude_unset=True)
-
-
-# -- evaluation -----------------------------------------------------------------------------------------------------
-
-
-class GlobalScores(Result):
-    """The global model on the global test set; without either, `accuracy` is None and `reason` says why."""
-
-    accuracy: float | None
-    loss: float | None = None
-    class_variance: float | None = None
-    worst_class: float | None = None
-    class_accuracy: list[float | None] = []
-    examples: int = 0
-    sources: "dict[str, GlobalScores]" = {}
-    reason: str = ""
-
-
-class ClientScores(Result):
-    """Accuracy over the clients that have examples of their own to be evaluated on; only `n` where there are none."""
-
-    view: View = "global"
-    n: int = 0
-    mean: float | None = None
-    variance: float | None = None
-    worst: float | None = None
-    worst_client: str = ""
-    best: float | None = None
-    worst_tenth: float | None = None
-    best_tenth: float | None = None
-    deciles: list[float] = []
-    pooled: float | None = None
-
-
-class ClientScore(Result):
-    """One client's accuracy on one of its own parts."""
-
-    accuracy: float
-    balanced_accuracy: float
-    examples: int
-
-
-class Evaluation(Result):
-    """The final evaluation. `views` and `per_client` are by view and part: "personal/test"."""
-
-    test: GlobalScores
-    clients: ClientScores
-    validation: ClientScores
-    views: dict[str, ClientScores] = {}
-    per_client: dict[str, dict[str, ClientScore]] = {}
-
 
 # -- a run ----------------------------------------------------------------------------------------------------------
 
 
 class RoundValidation(Result):
-    """The model of a round on the clients' validation parts."""
+    """The model of a round on the clients' validation parts.
+
+    Where another metric than accuracy was chosen, `score` is its value over all clients (None where it is not defined),
+    and `n`, `mean`, `variance` and `worst` are its, too.
+    """
 
     accuracy: float
+    score: float | None = None
     loss: float | None = None
     n: int = 0
     mean: float | None = None
     variance: float | None = None
     worst: float | None = None
 
+    def of(self, metric: Metric) -> float | None:
+        """The value of the metric that was chosen."""
+        return self.accuracy if metric == "accuracy" else self.score
+
 
 class RoundTest(Result):
-    """The model of a round on the global test set, where that was wanted."""
+    """The model of a round on the global test set, where that was wanted; `score` as in `RoundValidation`."""
 
     accuracy: float
+    score: float | None = None
     loss: float | None = None
     class_variance: float | None = None
+
+    def of(self, metric: Metric) -> float | None:
+        """The value of the metric that was chosen."""
+        return self.accuracy if metric == "accuracy" else self.score
 
 
 class MetricsRow(Result):
@@ -115,10 +68,10 @@ class MetricsRow(Result):
 
 
 class Best(Result):
-    """The best round by validation; round 0 and an accuracy of -1 where none was evaluated."""
+    """The best round by the chosen metric on validation parts; round 0 and a score of -1 where none was evaluated."""
 
     round: int
-    accuracy: float
+    score: float
 
 
 class Moved(Result):
@@ -175,12 +128,17 @@ class SynthesisCheck(Result):
 class RunSummary(Result):
     """The result of a run: what `--json` prints and summary.json holds.
 
+    `metric` is the one that was chosen: best round, patience and comparisons go by it. `problem` says why there is no
+    usable model, and is empty where there is one.
+
     A comparison adds the label of the run's row, of which row (`base`) it is a control, where it is one, and every
-    client's accuracy on its own test part.
+    client's value of the metric on its own test part.
     """
 
     method: str
     seed: int
+    metric: Metric = "accuracy"
+    problem: str = ""
     test: GlobalScores
     clients: ClientScores
     validation: ClientScores
@@ -211,6 +169,16 @@ class RunSummary(Result):
     def row(self) -> str:
         """The row of a comparison that the run belongs to."""
         return self.label or self.method
+
+    @property
+    def tested(self) -> float | None:
+        """The chosen metric on the global test set; None where there is none."""
+        return self.test.of(self.metric)
+
+    @property
+    def by_clients(self) -> MeasureScores:
+        """The chosen metric over the clients' own test parts."""
+        return self.clients.of(self.metric)
 
 
 class Counts(Result):
@@ -263,7 +231,7 @@ class ComparisonPlan(Result):
 
 
 class Trial(Result):
-    """One try of a search: settings, and the accuracy on validation parts."""
+    """One try of a search: settings, and the chosen metric on validation parts."""
 
     settings: dict[str, float]
     validation: float

@@ -12,6 +12,7 @@ from fedsynth.data.config import DataConfig, parse_table
 from fedsynth.data.partition import parse_partition
 from fedsynth.engines.faults import FaultConfig
 from fedsynth.errors import ConfigError, nearest
+from fedsynth.evaluation.scores import Metric
 from fedsynth.experiment.files import Tables, load_plugins, load_tables
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec
@@ -46,6 +47,11 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
 class EvaluationConfig(BaseModel, frozen=True, extra="forbid"):
     """The `[evaluation]` section."""
 
+    metric: Metric = Field(
+        "accuracy",
+        description="what validation, the best model, patience, tuning, tables and advice go by; AUROC and AUPRC are "
+        "those of the second class of two, and means over the classes of more, as macro F1 is",
+    )
     every: int = Field(1, ge=0, description="validate every so many rounds; 0: only at the end")
     clients: int = Field(
         100, ge=0, description="clients that validate during training; a sample where there are more; 0: none is asked"

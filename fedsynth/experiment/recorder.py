@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsynth.data.dataset import Dataset
+from fedsynth.data.federated import FederatedData, RunData
 from fedsynth.evaluation.alignment import alignment
-from fedsynth.evaluation.fairness import score_classes, score_clients
+from fedsynth.evaluation.fairness import score_classes
+from fedsynth.evaluation.measures import all_values, measure
 from fedsynth.evaluation.results import Best, MetricsRow, RoundTest, RoundValidation
-from fedsynth.evaluation.views import client_tallies, evaluate_pooled, evaluators
+from fedsynth.evaluation.scores import WORDS, Metric
+from fedsynth.evaluation.views import Found, answers_pooled, asked_for, evaluate_clients, evaluators
 from fedsynth.experiment.config import Experiment
 from fedsynth.experiment.progress import Quiet
 from fedsynth.experiment.synthesis import some_of
@@ -22,7 +25,7 @@ from fedsynth.federation import Federation, Outcome, State
 from fedsynth.federation.store import write_atomically, write_json
 from fedsynth.federation.timeline import COLUMNS
 from fedsynth.learning.models import ModelSpec
-from fedsynth.learning.training import Tally
+from fedsynth.learning.training import tally_answers
 from fedsynth.learning.weights import Weights
 from fedsynth.report.csv_files import write_rows
 from fedsynth.report.plots import plot_samples
@@ -44,8 +47,9 @@ class Recorder:
     ) -> None:
         self.folder, self.experiment, self.test, self._held_out = folder, experiment, test, held_out
         self.device, self.progress = device, progress
+        self.metric: Metric = experiment.evaluation.metric
         self.rows: list[MetricsRow] = []
-        self.best = Best(round=0, accuracy=-1.0)
+        self.best = Best(round=0, score=-1.0)
         self.unimproved = 0
         self._metrics, self._timeline = folder / "metrics.jsonl", folder / "timeline.csv"
 
@@ -74,10 +78,11 @@ class Recorder:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row.as_dict()) + "\n")
         self.follow(fed)
-        accuracy = row.validation.accuracy if row.validation else None
-        self.progress.advance("" if accuracy is None else f"validation {accuracy:.1%}")
+        score = row.validation.of(self.metric) if row.validation else None
+        named = "validation" if self.metric == "accuracy" else f"validation {WORDS[self.metric]}"
+        self.progress.advance("" if score is None else f"{named} {score:.1%}")
         whole = None if vars(state).get("personal") else vars(state).get("model")
-        return self._improved_or_stop(accuracy, fed.round, whole)
+        return self._improved_or_stop(score, fed.round, whole)
 
     def step_done(self, fed: Federation, name: str) -> None:
         """Show that a step of a phase is done; rounds alone are evaluated and have metrics."""
@@ -141,19 +146,32 @@ class Recorder:
             return {}
         outcome = Outcome(model, personal, no_global="evaluated per client" if personal else "")
         spec, config = self.experiment.model_spec, self.experiment.evaluation
-        by_view = client_tallies(fed, outcome, spec, ["validation"], to=evaluators(fed, config.clients))
-        validation = _over_all(by_view.get("personal/validation" if personal else "global/validation", {}))
+        to, measures = evaluators(fed, config.clients), asked_for(self.metric)
+        by_view = evaluate_clients(fed, outcome, spec, ["validation"], to, measures)
+        found = by_view.get("personal/validation" if personal else "global/validation")
+        validation = None if found is None else _over_all(found, self.metric)
         if not config.test_curve or self.test is None or model is None or personal:
             return {"validation": validation}
-        found = score_classes(evaluate_pooled(model, spec, fed.schema, self.test, self.device))
-        test = RoundTest(accuracy=found.accuracy, loss=found.loss, class_variance=found.class_variance)
-        return {"validation": validation, "test": test}
+        return {"validation": validation, "test": self._on_test(fed, model)}
 
-    def _improved_or_stop(self, accuracy: float | None, round: int, model: Weights | None) -> bool:
-        if accuracy is None or math.isnan(accuracy):
+    def _on_test(self, fed: Federation, model: Weights) -> RoundTest:
+        """The round's model on the global test set: accuracy, and the chosen metric."""
+        assert self.test is not None
+        scores, y = answers_pooled(model, self.experiment.model_spec, fed.schema, self.test, self.device)
+        classes = fed.schema.classes
+        tally = tally_answers(scores, y, classes)
+        found = score_classes(tally)
+        row = RoundTest(accuracy=tally.accuracy, loss=found.loss, class_variance=found.class_variance)
+        if self.metric == "accuracy":
+            return row
+        values = all_values(tally, measure(scores, y, classes, asked_for(self.metric)))
+        return row.model_copy(update={"score": values[self.metric]})
+
+    def _improved_or_stop(self, score: float | None, round: int, model: Weights | None) -> bool:
+        if score is None or math.isnan(score):
             return False
-        if accuracy > self.best.accuracy:
-            self.best, self.unimproved = Best(round=round, accuracy=accuracy), 0
+        if score > self.best.score:
+            self.best, self.unimproved = Best(round=round, score=score), 0
             if model is not None:
                 save_model(self.folder / "model-best.safetensors", model, self.experiment)
             return False
@@ -162,14 +180,16 @@ class Recorder:
         return patience is not None and self.unimproved >= patience
 
 
-def _over_all(tallies: Mapping[str, Tally]) -> RoundValidation | None:
+def _over_all(found: Found, metric: Metric) -> RoundValidation | None:
     """The clients' validation parts together; None where nobody has one."""
-    found = score_clients(tallies)
-    if not found.n:
+    scores, tallies = found.scores(), found.tallies.values()
+    if not scores.n or scores.pooled is None:
         return None
-    loss = sum(tally.loss for tally in tallies.values()) / sum(int(tally.total.sum()) for tally in tallies.values())
-    spread = {"mean": found.mean, "variance": found.variance, "worst": found.worst}
-    return RoundValidation(accuracy=found.pooled, loss=loss, n=found.n, **spread)
+    loss = sum(tally.loss for tally in tallies) / sum(int(tally.total.sum()) for tally in tallies)
+    of = scores.of(metric)
+    spread = {"n": of.n, "mean": of.mean, "variance": of.variance, "worst": of.worst}
+    chosen = {} if metric == "accuracy" else {"score": of.pooled}
+    return RoundValidation(accuracy=scores.pooled, loss=loss, **spread, **chosen)
 
 
 def read_metrics(folder: Path) -> list[MetricsRow]:
@@ -184,3 +204,14 @@ def save_model(path: Path, weights: Weights, experiment: Experiment) -> None:
     # One entry: safetensors writes several in any order, and equal models must be equal files.
     metadata = {"fedsynth": json.dumps(about)}
     write_atomically(path, save({name: w.contiguous() for name, w in weights.items()}, metadata=metadata))
+
+
+def held_out(experiment: Experiment, data: RunData) -> Dataset | None:
+    """What the curves of a run may look at: the clients' validation parts together, in a simulation alone, or the
+    global test set where the experiment says so.
+    """
+    if isinstance(data, FederatedData) and experiment.evaluation.clients:
+        part = data.pooled("validation")
+        if len(part):
+            return part
+    return data.test if experiment.evaluation.test_curve else None

@@ -13,19 +13,21 @@ import torch
 from torch import nn
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.dataset import Dataset, Schema
+from fedsynth.data.dataset import Schema
 from fedsynth.data.federated import DescribedData, FederatedData, RunData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
 from fedsynth.engines.wire import WireEngine
 from fedsynth.errors import ConfigError, UserError
-from fedsynth.evaluation.results import Best, DataSummary, Evaluation, MetricsRow, RunSummary, SynthesisCheck
+from fedsynth.evaluation.results import Best, DataSummary, MetricsRow, RunSummary, SynthesisCheck
+from fedsynth.evaluation.scores import Evaluation
+from fedsynth.evaluation.usable import find_problem
 from fedsynth.evaluation.views import final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import plugin_files, read_run_config
 from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
 from fedsynth.experiment.progress import Quiet, make_progress
-from fedsynth.experiment.recorder import Recorder, save_model
+from fedsynth.experiment.recorder import Recorder, held_out, save_model
 from fedsynth.experiment.synthesis import checks_of, keep_class_means, record_exactly
 from fedsynth.federation import Federation, Outcome, Policy
 from fedsynth.federation.host import TaskHost
@@ -193,22 +195,13 @@ def carry_out(
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
     model = built(experiment, data.schema, outcome.model if whole else None)
     checks = checks_of(folder.path, data, fed.participation.records, model)
+    problem = find_problem(evaluation, outcome.model, data.counts(), data.schema.class_names)
     summary = summarise(experiment, data, fed, evaluation, checks, seconds, recorder.best, folder.path)
+    summary = summary.model_copy(update={"problem": problem})
     write_record(folder.path, summary, recorder.rows, evaluation, fed.participation, data)
     folder.finish(summary)
     write_report([folder.path])
     return RunResult(summary, recorder.rows, outcome.model, folder.path, experiment, data.schema, whole)
-
-
-def held_out(experiment: Experiment, data: RunData) -> Dataset | None:
-    """What the curves of a run may look at: the clients' validation parts together, in a simulation alone, or the
-    global test set where the experiment says so.
-    """
-    if isinstance(data, FederatedData) and experiment.evaluation.clients:
-        part = data.pooled("validation")
-        if len(part):
-            return part
-    return data.test if experiment.evaluation.test_curve else None
 
 
 def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, path: Path) -> RunData:
@@ -266,6 +259,7 @@ def summarise(
     return RunSummary(
         method=experiment.method_name,
         seed=experiment.seed,
+        metric=experiment.evaluation.metric,
         test=evaluation.test,
         clients=evaluation.clients,
         validation=evaluation.validation,

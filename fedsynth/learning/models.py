@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedsynth.errors import ConfigError, UserError, nearest
 from fedsynth.learning.layers import Ensemble, Latent, NormLayer, Vote, resnet18_body
-from fedsynth.learning.weights import check_match
+from fedsynth.learning.weights import NORMS, check_match
 from fedsynth.seeding import derive
 
 Shape = tuple[int, ...]
@@ -161,6 +161,27 @@ def filled(blank: nn.Module, weights: Mapping[str, Tensor], path: str) -> Any:
         if child is not None:
             module._modules[name] = filled(child, weights, f"{path}{name}.")
     return module
+
+
+def last_layers(net: nn.Module, count: int) -> set[str]:
+    """Names of the entries of the last layers: the head, then parts of the body from its end (of a ResNet, blocks).
+
+    A normalisation layer belongs to the layer before it.
+    """
+    layers: list[tuple[str, ...]] = []
+    for name, part in net.get_submodule("body").named_children():
+        prefixes = (f"body.{name}.",)
+        if isinstance(part, NORMS) and layers:
+            layers[-1] = (*layers[-1], *prefixes)
+        elif part.state_dict():
+            layers.append(prefixes)
+    layers.append(("head.",))
+    if count >= len(layers):
+        raise ConfigError(
+            f"{count} of the model's {len(layers)} layers cannot stay at the clients: at least one must be shared."
+        )
+    last = tuple(prefix for prefixes in layers[-count:] for prefix in prefixes)
+    return {name for name in net.state_dict() if name.startswith(last)}
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsynth.errors import UserError
+from fedsynth.learning.answers import BATCH, class_scores
 from fedsynth.learning.effort import count_examples
 from fedsynth.learning.optimizers import LocalTraining, make_optimizer
 from fedsynth.learning.weights import BATCH_NORMS
@@ -211,38 +212,23 @@ class Tally:
         return Tally(self.correct + other.correct, self.total + other.total, self.loss + other.loss)
 
 
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: int = 512) -> Tally:
+def evaluate(model: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: int = BATCH) -> Tally:
     """Count right answers per class in evaluation mode; the model is left in the modes it was found in."""
+    return tally_answers(class_scores(model, x, classes, batch_size), y, classes, batch_size)
+
+
+def tally_answers(scores: Tensor, y: Tensor, classes: int, batch_size: int = BATCH) -> Tally:
+    """Count right answers per class among a model's scores: the class with the largest is its answer."""
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
         raise UserError(f"Labels run from {int(y.min())} to {int(y.max())} but must lie in 0..{classes - 1}.")
-    like = next(model.parameters())
-    right = torch.zeros(len(y), dtype=torch.bool, device=like.device)
-    loss = torch.zeros((), dtype=torch.float64, device=like.device)
-    y = y.to(like.device)
-    with evaluating(model), torch.inference_mode():
-        for start in range(0, len(y), batch_size):
-            batch = slice(start, start + batch_size)
-            images = x[batch].to(like.device, like.dtype)
-            if images.dim() == 4:
-                images = images.contiguous(memory_format=torch.channels_last)
-            scores = model(images)
-            right[batch] = scores.argmax(1) == y[batch]
-            loss += F.cross_entropy(scores, y[batch], reduction="sum")
+    y = y.to(scores.device)
+    right = scores.argmax(1) == y
+    loss = torch.zeros((), dtype=torch.float64, device=scores.device)
+    for part, labels in zip(scores.split(batch_size), y.split(batch_size), strict=True):
+        loss += F.cross_entropy(part, labels, reduction="sum")
     labels = y.cpu().numpy()
     correct = np.bincount(labels[right.cpu().numpy()], minlength=classes)
     return Tally(correct, np.bincount(labels, minlength=classes), float(loss))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; every layer is put back in the mode it was found in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def measure_batch_norm(model: nn.Module, x: Tensor, batch_size: int = 512) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsynth.data.federated import RunData
-from fedsynth.evaluation.results import ClientScore, Evaluation, MetricsRow, RunSummary
+from fedsynth.evaluation.results import MetricsRow, RunSummary
+from fedsynth.evaluation.scores import ClientScore, Evaluation
 from fedsynth.federation.participation import Participation
 from fedsynth.federation.records import Matrix, read_record
 from fedsynth.federation.store import write_json
@@ -36,9 +37,10 @@ def write_record(
     counts = data.counts()
     if counts is not None:
         plot_split(folder / "split.png", counts, data.clients, data.schema)
-    plot_curves(folder / "curves.png", {summary.method: rows})
+    plot_curves(folder / "curves.png", {summary.method: rows}, metric=summary.metric)
     own = evaluation.per_client.get(f"{summary.clients.view}/test", {})
-    plot_clients(folder / "clients.png", {summary.method: {client: score.accuracy for client, score in own.items()}})
+    scores = {c: value for c, score in own.items() if (value := getattr(score, summary.metric)) is not None}
+    plot_clients(folder / "clients.png", {summary.method: scores}, metric=summary.metric)
     if summary.simulated_seconds:
         with (folder / "timeline.csv").open(newline="", encoding="utf-8") as file:
             plot_timeline(folder / "timeline.png", read_rows(file))
@@ -89,11 +91,21 @@ def _client_rows(per_client: dict[str, dict[str, ClientScore]], data: RunData) -
     for view, by_client in per_client.items():
         for client, score in by_client.items():
             row = clients.setdefault(client, {"client": client, "train_examples": data.train_size(client)})
-            row |= {f"{view}/{key}": value for key, value in score.as_dict().items()}
+            row |= {f"{view}/{key}": value for key, value in _cells(score).items()}
     if all(row["train_examples"] is None for row in clients.values()):  # nobody told
         for row in clients.values():
             del row["train_examples"]
     return [clients[client] for client in sorted(clients)]
+
+
+def _cells(score: ClientScore) -> dict[str, object]:
+    """A client's numbers; of two classes, sensitivity and specificity are those of the second, of more they are left
+    out."""
+    cells = score.as_dict()
+    for name in ("sensitivity", "specificity"):
+        by_class = cells.pop(name, [])
+        cells |= {name: by_class[1]} if len(by_class) == 2 else {}
+    return cells
 
 
 def _ledger_rows(privacy: Sequence[LedgerRow]) -> list[dict[str, object]]:

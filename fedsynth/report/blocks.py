@@ -106,6 +106,11 @@ def show(value: float | None, form: str = ".2f", scale: float = 1.0, unit: str =
     return "–" if value is None or not math.isfinite(value) else f"{scale * value:{form}}{unit}"
 
 
+def capitalised(text: str) -> str:
+    """With a large first letter, and the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def percent(value: float | None, digits: int = 2) -> str:
     """A share as a percentage."""
     return show(value, f".{digits}f", 100, " %")

@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from fedsynth.evaluation.results import Result, RunSummary
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import WORDS, Metric, Result
 from fedsynth.federation.methods import NOISE, WITHOUT_SYNTHESIS
 
 SHARES_NOTHING = "logit_adjustment"
@@ -17,10 +18,10 @@ SHARES_NOTHING = "logit_adjustment"
 NOT_TRANSFER = "noise gives as much: the gain is not knowledge transfer"
 
 LEGEND = (
-    "Controls: points of accuracy on the global test; means over n seeds, ± standard deviation of paired differences."
+    "Controls: points of {metric} on the global test; means over n seeds, ± standard deviation of paired differences."
 )
 
-Accuracies = dict[int, float]
+Scores = dict[int, float]
 
 
 def control_label(method: str, control: str) -> str:
@@ -31,13 +32,14 @@ def control_label(method: str, control: str) -> str:
 class ControlVerdict(Result):
     """What a method gains, what a control of it gains, and what that means.
 
-    `gain` is the method's and `control_gain` the control's accuracy on the global test above that of "without
+    `gain` is the method's and `control_gain` the control's score on the global test above that of "without
     synthesis"; `difference` is the method's above the control's. Each is a mean in percentage points over the `n` seeds
     that all of them have, with `_std`, the standard deviation of the paired differences.
     """
 
     method: str
     control: str
+    metric: Metric = "accuracy"
     n: int
     gain: float | None
     gain_std: float | None
@@ -50,25 +52,25 @@ class ControlVerdict(Result):
 
 def control_verdicts(summaries: Sequence[RunSummary]) -> list[ControlVerdict]:
     """For every method with controls and each of them: gains over the run without synthesis, and what they mean."""
-    accuracies: dict[str, Accuracies] = {}
+    scores: dict[str, Scores] = {}
     controls: dict[str, dict[str, str]] = {}  # of a row: the label of each
     for summary in summaries:
-        accuracy = summary.test.accuracy
-        accuracies.setdefault(summary.row, {}).update({} if accuracy is None else {summary.seed: accuracy})
+        score = summary.tested
+        scores.setdefault(summary.row, {}).update({} if score is None else {summary.seed: score})
         if summary.control:
             controls.setdefault(summary.base, {})[summary.control] = summary.row
-    shared = {SHARES_NOTHING: SHARES_NOTHING} if SHARES_NOTHING in accuracies else {}
+    shared = {SHARES_NOTHING: SHARES_NOTHING} if SHARES_NOTHING in scores else {}
     return [
-        _verdict(row, control, label, accuracies, accuracies.get(labels.get(WITHOUT_SYNTHESIS, "")))
+        _verdict(row, control, label, scores, scores.get(labels.get(WITHOUT_SYNTHESIS, "")), summaries[0].metric)
         for row, labels in controls.items()
         for control, label in (labels | shared).items()
     ]
 
 
 def _verdict(
-    method: str, control: str, label: str, accuracies: dict[str, Accuracies], base: Accuracies | None
+    method: str, control: str, label: str, scores: dict[str, Scores], base: Scores | None, metric: Metric
 ) -> ControlVerdict:
-    own, other = accuracies.get(method, {}), accuracies[label]
+    own, other = scores.get(method, {}), scores[label]
     seeds = sorted(own.keys() & other.keys() & (own if base is None else base).keys())
     differences = [100 * (own[seed] - other[seed]) for seed in seeds]
     gains = [] if base is None else [100 * (own[seed] - base[seed]) for seed in seeds]
@@ -76,11 +78,12 @@ def _verdict(
     return ControlVerdict(
         method=method,
         control=control,
+        metric=metric,
         n=len(seeds),
         **_mean_and_spread("gain", gains),
         **_mean_and_spread("control_gain", control_gains),
         **_mean_and_spread("difference", differences),
-        verdict=_conclude(control, differences),
+        verdict=_conclude(control, differences, metric),
     )
 
 
@@ -88,10 +91,10 @@ def _mean_and_spread(name: str, numbers: list[float]) -> dict[str, float | None]
     return {name: mean(numbers) if numbers else None, f"{name}_std": stdev(numbers) if len(numbers) > 1 else None}
 
 
-def _conclude(control: str, differences: list[float]) -> str:
+def _conclude(control: str, differences: list[float], metric: Metric) -> str:
     """What the differences of the method from a control say; only two controls have a verdict, the others inform."""
     if not differences:
-        return "no accuracy on the global test to compare"
+        return f"no {WORDS[metric]} on the global test to compare"
     if len(differences) == 1:
         return "single run"
     larger = mean(differences) > stdev(differences) / math.sqrt(len(differences))  # than its standard error
@@ -104,7 +107,7 @@ def _conclude(control: str, differences: list[float]) -> str:
 
 def verdict_lines(verdicts: Sequence[ControlVerdict]) -> list[str]:
     """What the numbers are, then a sentence per verdict; nothing where no controls ran."""
-    return [LEGEND, *map(_line, verdicts)] if verdicts else []
+    return [LEGEND.format(metric=WORDS[verdicts[0].metric]), *map(_line, verdicts)] if verdicts else []
 
 
 def _line(found: ControlVerdict) -> str:

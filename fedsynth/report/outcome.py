@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterable
+from typing import get_args
 
-from fedsynth.evaluation.results import View
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import WORDS, View
 from fedsynth.report import svg
-from fedsynth.report.blocks import Block, Figure, Table, Words, megabytes, percent, seconds, show
+from fedsynth.report.blocks import Block, Figure, Table, Words, capitalised, megabytes, percent, seconds, show
 from fedsynth.report.reading import RunRecord
 from fedsynth.report.svg import Series
 
@@ -19,17 +21,18 @@ def headline(run: RunRecord) -> list[Block]:
         return [Words([_unfinished(run)], notice=True), *_so_far(run)]
     test, clients, best = summary.test, summary.clients, summary.best
     worst = "–" if clients.worst is None else f"{percent(clients.worst)} (client {clients.worst_client})"
-    selected = "–" if best.accuracy < 0 else f"{percent(best.accuracy)} (round {best.round})"
+    selected = "–" if best.score < 0 else f"{percent(best.score)} (round {best.round})"
     own = "each client's own model" if clients.view == "personal" else "the global model"
     evaluated = f"{own}, each on its own test part; n = {clients.n} clients"
     rows = [
+        *_by_metric(summary),
         ["Global model on the global test set", f"none: {test.reason}" if test.reason else percent(test.accuracy)],
         ["– variance over the classes", show(test.class_variance, ".0f", 1, " %²")],
         ["– worst class", percent(test.worst_class)],
         [f"Clients, mean ({evaluated})", percent(clients.mean)],
         ["– worst client", worst],
         ["– variance over the clients", show(clients.variance, ".0f", 1, " %²")],
-        ["Best validation accuracy (selection uses validation only)", selected],
+        [f"Best validation {WORDS[summary.metric]} (selection uses validation only)", selected],
         ["Rounds", str(summary.rounds)],
         ["Sent by the method, up and down", megabytes(summary.bytes.up + summary.bytes.down)],
         ["Client epochs, all clients together", f"{summary.client_epochs:,.0f}"],
@@ -39,6 +42,19 @@ def headline(run: RunRecord) -> list[Block]:
     blocks: list[Block] = [Table("The result of this run", ["measure", "value"], rows)]
     blocks.append(Words(["One seed, so a single run: how far another seed would be from this is not known."]))
     return [*blocks, Words(summary.notes, notice=True)] if summary.notes else blocks
+
+
+def _by_metric(summary: RunSummary) -> list[list[str]]:
+    """Where another metric than accuracy was chosen, its values first; the rows below are of accuracy."""
+    if summary.metric == "accuracy":
+        return []
+    name, found = capitalised(WORDS[summary.metric]), summary.by_clients
+    worst = "–" if found.worst is None else f"{percent(found.worst)} (client {found.worst_client})"
+    return [
+        [f"{name} of the global model on the global test set", percent(summary.tested)],
+        [f"{name} of the clients, mean", percent(found.mean)],
+        ["– worst client", worst],
+    ]
 
 
 def _unfinished(run: RunRecord) -> str:
@@ -57,8 +73,8 @@ def _so_far(run: RunRecord) -> list[Block]:
     last, known = run.metrics[-1], run.validated
     rows = [
         ["Rounds", f"{last.round}{run.planned_rounds}"],
-        ["Validation accuracy, last", percent(known[-1] if known else None)],
-        ["Validation accuracy, best", percent(max(known, default=None))],
+        [f"Validation {run.metric_words}, last", percent(known[-1] if known else None)],
+        [f"Validation {run.metric_words}, best", percent(max(known, default=None))],
         ["Sent by the method, up and down", megabytes(last.bytes_up + last.bytes_down)],
         ["Time so far", seconds(last.seconds)],
         ["Requests that were not answered", str(last.failed)],
@@ -67,10 +83,10 @@ def _so_far(run: RunRecord) -> list[Block]:
 
 
 def accuracy_series(run: RunRecord, name: str = "", colour: int = 0) -> list[Series]:
-    """Validation accuracy over the rounds in percent, and the global test where the run recorded it."""
+    """Validation over the rounds in percent, and the global test where the run recorded it, by the chosen metric."""
     prefix = f"{name}, " if name else ""
-    validation = [(row.round, row.validation.accuracy) for row in run.metrics if row.validation]
-    test = [(row.round, row.test.accuracy) for row in run.metrics if row.test]
+    validation = [(row.round, row.validation.of(run.metric)) for row in run.metrics if row.validation]
+    test = [(row.round, row.test.of(run.metric)) for row in run.metrics if row.test]
     lines = [
         Series(f"{prefix}validation", _in_percent(validation), colour),
         Series(f"{prefix}global test", _in_percent(test), colour, dashed=True),
@@ -84,17 +100,18 @@ def _in_percent(points: Iterable[tuple[int, float | None]]) -> list[tuple[float,
 
 
 def curves(run: RunRecord) -> list[Block]:
-    """Accuracy over the rounds."""
+    """The chosen metric over the rounds."""
     series = accuracy_series(run)
     worst = _in_percent((row.round, row.validation.worst) for row in run.metrics if row.validation)
     series += [Series("worst client, validation", worst, 1)] if worst else []
     if not series:
         return [Words(["No round was evaluated (evaluation.every = 0, or the run has not come so far)."])]
-    title, words = "Accuracy over the rounds", ". ".join(_course(line) for line in series) + "."
-    drawn = svg.curves(title, words, series, "round", "accuracy, %")
+    metric = run.metric_words
+    title, words = f"{capitalised(metric)} over the rounds", ". ".join(map(_course, series)) + "."
+    drawn = svg.curves(title, words, series, "round", f"{metric}, %")
     if any(line.dashed for line in series):
         words += " The test curve was asked for (evaluation.test_curve); nothing is selected by it."
-    return [Figure(title, drawn, words, series, numbers=curve_table(series))]
+    return [Figure(title, drawn, words, series, numbers=curve_table(series, metric))]
 
 
 def _course(line: Series) -> str:
@@ -105,30 +122,30 @@ def _course(line: Series) -> str:
     return f"{name}: {start:.1f} % in round {first:.0f}, {end:.1f} % in round {last:.0f}, {best}"
 
 
-def curve_table(series: list[Series]) -> Table:
+def curve_table(series: list[Series], metric: str = "accuracy") -> Table:
     """The numbers of lines over the rounds."""
     by_line = [dict(line.points) for line in series]
     rounds = sorted({x for line in by_line for x in line})
     rows = [[f"{x:.0f}", *(f"{line[x]:.2f}" if x in line else "–" for line in by_line)] for x in rounds]
-    return Table("Accuracy by round, %", ["round", *(line.name for line in series)], rows)
+    return Table(f"{capitalised(metric)} by round, %", ["round", *(line.name for line in series)], rows)
 
 
 def clients(run: RunRecord) -> list[Block]:
-    """Every client's accuracy on its own test part."""
+    """Every client's value of the chosen metric on its own test part."""
     if not run.clients:
         return [Words(["Clients are evaluated when a run ends; there is nothing yet."])]
     view: View = run.summary.clients.view if run.summary else "global"
     other: View = "global" if view == "personal" else "personal"
-    first = [(row["client"], _cell(row, f"{view}/test/accuracy")) for row in run.clients]
-    second = [_cell(row, f"{other}/test/accuracy") for row in run.clients]
+    first = [(row["client"], _cell(row, f"{view}/test/{run.metric}")) for row in run.clients]
+    second = [_cell(row, f"{other}/test/{run.metric}") for row in run.clients]
     order = sorted(range(len(first)), key=lambda i: (first[i][1] is None, -(first[i][1] or 0.0)))
     rows, marks = [first[i] for i in order], [second[i] for i in order]
     known = [value for _, value in rows if value is not None]
     if not known:
-        return [Words(["No client has test examples of its own."]), _client_table(run)]
-    named = {"global": "the global model", "personal": "its own model"}
+        return [Words([_not_defined(run)]), _client_table(run)]
+    named, metric = {"global": "the global model", "personal": "its own model"}, capitalised(run.metric_words)
     words = (
-        f"Accuracy of {named[view]} at each of {len(rows)} clients, on the client's own test part: "
+        f"{metric} of {named[view]} at each of {len(rows)} clients, on the client's own test part: "
         f"from {min(known):.1f} % to {max(known):.1f} %."
     )
     both = any(value is not None for value in marks)
@@ -137,20 +154,28 @@ def clients(run: RunRecord) -> list[Block]:
     if both:
         known_marks = sorted((value for value in marks if value is not None), reverse=True)
         series.append(Series(named[other], list(enumerate(known_marks, 1)), 1))
-    return [_ranked("Accuracy by client", words, rows, marks, series, "client, best first"), _client_table(run)]
+    return [_ranked(run.metric_words, "by client", words, rows, marks, series), _client_table(run)]
+
+
+def _not_defined(run: RunRecord) -> str:
+    parts = [f"{view}/test/examples" for view in get_args(View)]
+    if not any(row.get(part) for row in run.clients for part in parts):
+        return "No client has test examples of its own."
+    return f"{capitalised(run.metric_words)} is not defined on the test part of any client."
 
 
 def _ranked(
-    title: str,
+    metric: str,
+    by: str,
     words: str,
     rows: list[tuple[str, float | None]],
     marks: list[float | None],
     series: list[Series],
-    x_label: str,
 ) -> Figure:
     """Bars while they can be read, a curve over ranks beyond that."""
+    title = f"{capitalised(metric)} {by}"
     if len(rows) > BARS:
-        drawn = svg.curves(title, words, series, x_label, "accuracy, %")
+        drawn = svg.curves(title, words, series, f"{by.removeprefix('by ')}, best first", f"{metric}, %")
         return Figure(title, drawn, words, series if len(series) > 1 else ())
     return Figure(title, svg.bars(title, words, rows, marks), words)
 
@@ -191,4 +216,4 @@ def classes(run: RunRecord) -> list[Block]:
         ["class", "accuracy on the global test", "training examples, all clients"],
         [[name, "–" if v is None else f"{v:.2f} %", count] for (name, v), count in zip(rows, held, strict=False)],
     )
-    return [_ranked("Accuracy by class", words, rows, [], series, "class, best first"), table]
+    return [_ranked("accuracy", "by class", words, rows, [], series), table]

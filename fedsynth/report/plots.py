@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsynth.data.dataset import Schema
 from fedsynth.evaluation.results import MetricsRow, StressRow
+from fedsynth.evaluation.scores import WORDS, Metric
 
 MOST_CLIENTS = 100  # that a picture has room for
 TIMELINE_BARS = 20_000
@@ -43,25 +44,34 @@ def plot_timeline(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
         axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
 
 
-def plot_curves(path: Path, runs: Mapping[str, Sequence[MetricsRow]], title: str = "") -> None:
-    """Accuracy over the rounds: validation for each run, and the global test where the run recorded it.
+def plot_curves(
+    path: Path, runs: Mapping[str, Sequence[MetricsRow]], title: str = "", metric: Metric = "accuracy"
+) -> None:
+    """A metric over the rounds: validation for each run, and the global test where the run recorded it.
 
     Runs that were not evaluated are left out; without any other there is no picture.
     """
-    shown = {name: rows for name, rows in runs.items() if any(row.validation for row in rows)}
+    shown = {name: rows for name, rows in runs.items() if _points(rows, metric)}
     if not shown:
         return
     with _draw(path, 7, 4) as axes:
         for number, (name, rows) in enumerate(shown.items()):
-            validation = [(row.round, 100 * row.validation.accuracy) for row in rows if row.validation]
-            test = [(row.round, 100 * row.test.accuracy) for row in rows if row.test]
+            validation = _points(rows, metric)
+            tested = [(row.round, row.test.of(metric)) for row in rows if row.test]
+            test = [(round, 100 * value) for round, value in tested if value is not None]
             axes.plot(*zip(*validation, strict=True), color=f"C{number % 10}", label=f"{name}, validation")
             if test:
                 axes.plot(*zip(*test, strict=True), color=f"C{number % 10}", linestyle="--", label=f"{name}, test")
         axes.set_title(title, fontsize=10)
-        axes.set(xlabel="round", ylabel="accuracy, %")
+        axes.set(xlabel="round", ylabel=f"{WORDS[metric]}, %")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
+
+
+def _points(rows: Sequence[MetricsRow], metric: Metric) -> list[tuple[int, float]]:
+    """Rounds and their validation by a metric in percent, as far as it is known."""
+    found = [(row.round, row.validation.of(metric)) for row in rows if row.validation]
+    return [(round, 100 * value) for round, value in found if value is not None]
 
 
 def plot_samples(
@@ -139,23 +149,25 @@ def plot_matrix(
         panel.set_title(title, fontsize=10, loc="left")
 
 
-def plot_clients(path: Path, accuracy: Mapping[str, Mapping[str, float]], title: str = "") -> None:
-    """Accuracy of every client, a dot in the colour of each row of results; clients across, in the order given.
+def plot_clients(
+    path: Path, scores: Mapping[str, Mapping[str, float]], title: str = "", metric: Metric = "accuracy"
+) -> None:
+    """A metric at every client, a dot in the colour of each row of results; clients across, in the order given.
 
     Without clients there is no picture, nor where they are too many.
     """
-    accuracy = {label: of for label, of in accuracy.items() if of}
-    if not accuracy or max(map(len, accuracy.values())) > MOST_CLIENTS:
+    scores = {label: of for label, of in scores.items() if of}
+    if not scores or max(map(len, scores.values())) > MOST_CLIENTS:
         return
-    clients = list(dict.fromkeys(client for of in accuracy.values() for client in of))
+    clients = list(dict.fromkeys(client for of in scores.values() for client in of))
     with _draw(path, max(4, min(16, 2 + 0.3 * len(clients))), 4) as axes:
-        for number, (label, of) in enumerate(accuracy.items()):
+        for number, (label, of) in enumerate(scores.items()):
             # Dots stand beside each other, not over each other.
-            spread = (number - (len(accuracy) - 1) / 2) * 0.5 / len(accuracy)
+            spread = (number - (len(scores) - 1) / 2) * 0.5 / len(scores)
             places = [clients.index(client) + spread for client in of]
             heights = [100 * value for value in of.values()]
             axes.scatter(places, heights, s=22, alpha=0.85, label=label, **_sign(number))
-        axes.set(xlabel="client", ylabel="accuracy on its own test part, %")
+        axes.set(xlabel="client", ylabel=f"{WORDS[metric]} on its own test part, %")
         axes.grid(alpha=0.3)
         _name_columns(axes, clients)
         axes.legend(fontsize=8)

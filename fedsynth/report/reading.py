@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import Manifest, MetricsRow, Quality, RunSummary, TookPart
+from fedsynth.evaluation.scores import WORDS, Metric
 from fedsynth.federation.records import Recorded, read_record
 from fedsynth.report.csv_files import read_rows
 
@@ -81,8 +82,20 @@ class RunRecord:
 
     @property
     def validated(self) -> list[float]:
-        """The validation accuracies so far."""
-        return [row.validation.accuracy for row in self.metrics if row.validation is not None]
+        """The validation scores so far."""
+        found = [row.validation.of(self.metric) for row in self.metrics if row.validation is not None]
+        return [value for value in found if value is not None]
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that the run goes by."""
+        given = self.summary.metric if self.summary else self.setting("evaluation", "metric")
+        return next((metric for metric in get_args(Metric) if metric == given), "accuracy")
+
+    @property
+    def metric_words(self) -> str:
+        """The same in words."""
+        return WORDS[self.metric]
 
     def setting(self, *keys: str) -> object:
         """A setting of the experiment; None where the config does not have it."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import mean
 
 from fedsynth.evaluation.results import RunSummary, TuningResult
+from fedsynth.evaluation.scores import WORDS
 from fedsynth.privacy import ledger_words
 from fedsynth.report import svg
-from fedsynth.report.blocks import Block, Code, Figure, Table, Words
+from fedsynth.report.blocks import Block, Code, Figure, Table, Words, capitalised
 from fedsynth.report.controls import control_verdicts, verdict_lines
 from fedsynth.report.course import LOOK_FIRST, command_again
 from fedsynth.report.intervals import Interval, interval, paired_difference
@@ -42,13 +43,15 @@ class Group:
 
     def paired(self) -> tuple[str, dict[tuple[object, str], float | None]]:
         """What to compare by, and its values by seed and split: the global test, or the clients' mean without one."""
-        tested = any(value is not None for value in self.numbers(_global))
-        values = {(run.seed, run.split): _global(s) if tested else s.clients.mean for run, s in self.finished}
+        tested = any(summary.tested is not None for _, summary in self.finished)
+        values = {(run.seed, run.split): s.tested if tested else s.by_clients.mean for run, s in self.finished}
         return "test" if tested else "clients", values
 
 
-def _global(summary: RunSummary) -> float | None:
-    return summary.test.accuracy
+def metric_words(groups: Sequence[Group]) -> str:
+    """By what the runs are compared: the metric that they chose, or each its own."""
+    found = list(dict.fromkeys(WORDS[summary.metric] for group in groups for _, summary in group.finished))
+    return " or ".join(found) or WORDS["accuracy"]
 
 
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
@@ -66,9 +69,10 @@ def result(groups: list[Group]) -> list[Block]:
     """The headline table and the differences to the first row."""
     differences = {group.label: _difference(group, groups[0]) for group in groups[1:]}
     rows = [_row(group, differences.get(group.label)) for group in groups]
-    accuracies = ["global test, %", "clients, %", "worst client, %"]
-    columns = ["method", "n", *accuracies, f"difference to {groups[0].label}", "MB", "s"]
-    blocks: list[Block] = [Table("The results side by side", columns, rows, stacked=True), Words([INTERVALS])]
+    scores = ["global test, %", "clients, %", "worst client, %"]
+    columns = ["method", "n", *scores, f"difference to {groups[0].label}", "MB", "s"]
+    blocks: list[Block] = [Table(f"The results side by side: {metric_words(groups)}", columns, rows, stacked=True)]
+    blocks.append(Words([INTERVALS]))
     if any(len(group.runs) == 1 for group in groups):
         warning = "Rows stamped “single run” rest on one seed: another seed may turn their order."
         blocks.append(Words([warning], notice=True))
@@ -99,9 +103,9 @@ def _row(group: Group, difference: Interval | None) -> list[str]:
     return [
         group.label,
         SINGLE if len(found) == 1 else str(len(found)),
-        _text(group.numbers(_global), 100),
-        _text(group.numbers(lambda summary: summary.clients.mean), 100) + own,
-        _text(group.numbers(lambda summary: summary.clients.worst), 100),
+        _text(group.numbers(lambda summary: summary.tested), 100),
+        _text(group.numbers(lambda summary: summary.by_clients.mean), 100) + own,
+        _text(group.numbers(lambda summary: summary.by_clients.worst), 100),
         "–" if difference is None else _points(difference),
         f"{mean([s.bytes.up + s.bytes.down for s in found] or [0]) / 1e6:.1f}",
         f"{mean([summary.seconds for summary in found] or [0]):.1f}",
@@ -124,7 +128,7 @@ def _verdict(found: Interval) -> str:
 
 
 def curves(groups: list[Group]) -> list[Block]:
-    """Validation accuracy, a line per label: the mean over its seeds in rounds that all of them have."""
+    """Validation by the chosen metric, a line per label: the mean over its seeds in rounds that all of them have."""
     series: list[Series] = []
     for colour, group in enumerate(groups):
         lines: dict[tuple[str, bool], list[dict[float, float]]] = {}
@@ -139,9 +143,10 @@ def curves(groups: list[Group]) -> list[Block]:
         return [Words(["No run was evaluated during training."])]
     ends = "; ".join(f"{line.name}: {line.points[-1][1]:.1f} % in round {line.points[-1][0]:.0f}" for line in series)
     words = f"Means over the seeds of each row. At the end: {ends}."
-    title = "Accuracy over the rounds"
-    drawn = svg.curves(title, words, series, "round", "accuracy, %")
-    return [Figure(title, drawn, words, series, numbers=curve_table(series))]
+    metric = metric_words(groups)
+    title = f"{capitalised(metric)} over the rounds"
+    drawn = svg.curves(title, words, series, "round", f"{metric}, %")
+    return [Figure(title, drawn, words, series, numbers=curve_table(series, metric))]
 
 
 def classes(groups: list[Group]) -> list[Block]:
@@ -165,14 +170,15 @@ def classes(groups: list[Group]) -> list[Block]:
 
 def clients(groups: list[Group]) -> list[Block]:
     """Mean and worst client of every row."""
-    rows = [(group.label, _percent(group.numbers(lambda summary: summary.clients.mean))) for group in groups]
-    worst = [_percent(group.numbers(lambda summary: summary.clients.worst)) for group in groups]
+    rows = [(group.label, _percent(group.numbers(lambda summary: summary.by_clients.mean))) for group in groups]
+    worst = [_percent(group.numbers(lambda summary: summary.by_clients.worst)) for group in groups]
     said = "; ".join(
         f"{label}: mean {mean_:.1f} %, worst {low:.1f} %"
         for (label, mean_), low in zip(rows, worst, strict=True)
         if mean_ is not None and low is not None
     )
-    words = f"Bars: the clients' mean accuracy on their own test parts. Diamonds: the worst client. {said}."
+    metric = metric_words(groups)
+    words = f"Bars: the clients' mean {metric} on their own test parts. Diamonds: the worst client. {said}."
     return [Figure("Clients", svg.bars("Clients", words, rows, worst), words)]
 
 

@@ -12,11 +12,11 @@ from fedsynth.evaluation.results import SynthesisCheck
 from fedsynth.federation.methods import NOISE, WITHOUT_SYNTHESIS
 from fedsynth.federation.records import SYNTHETIC
 from fedsynth.report import strip_svg
-from fedsynth.report.blocks import Block, Figure, Gallery, Table, Words, show
+from fedsynth.report.blocks import Block, Figure, Gallery, Table, Words, capitalised, show
 from fedsynth.report.holdings import newest_samples, picture_of, read_arrays
 from fedsynth.report.intervals import interval
 from fedsynth.report.reading import RunRecord
-from fedsynth.report.side_by_side import Group
+from fedsynth.report.side_by_side import Group, metric_words
 from fedsynth.report.strip import Strip, sentence, short_number, strip_of
 from fedsynth.report.strip_svg import Bar, Panel, Part, class_style
 from fedsynth.report.synthesis import MARKS, failed_synthesis_lines, synthesis_words
@@ -83,7 +83,7 @@ def comparison_strip(groups: Sequence[Group]) -> Opening:
 
 
 def _worth(groups: Sequence[Group], chosen: Group) -> list[Figure]:
-    """Accuracy on the global test of FedAvg, of the controls and variants of a row, and of the row itself."""
+    """The chosen metric on the global test of FedAvg, of the controls and variants of a row, and of the row itself."""
     method = chosen.runs[0].method
     of = {g.runs[0].control: g for g in groups if g.runs[0].control and g.runs[0].base == chosen.label}
     plain = [(g.label, g, "bar") for g in groups if g.runs[0].method == "fedavg" and not g.runs[0].control][:1]
@@ -91,8 +91,7 @@ def _worth(groups: Sequence[Group], chosen: Group) -> list[Figure]:
     variants = [(g.label, g, "bar own") for g in groups if g.runs[0].method == method and not g.runs[0].control]
     above = [(SHORT_WORDS[REAL], of[REAL], "bar bound")] if REAL in of else []
     found = [
-        (name, interval(g.numbers(lambda s: s.test.accuracy)), style)
-        for name, g, style in (*plain, *below, *variants, *above)
+        (name, interval(g.numbers(lambda s: s.tested)), style) for name, g, style in (*plain, *below, *variants, *above)
     ]
     rows = [(name, 100 * value.mean, style) for name, value, style in found if value is not None]
     if len(rows) < 2:
@@ -100,7 +99,7 @@ def _worth(groups: Sequence[Group], chosen: Group) -> list[Figure]:
     n = min(value.n for _, value, _ in found if value is not None)
     said = "; ".join(f"{name}: {value:.1f} %" for name, value, _ in rows)
     seeds = "single runs" if n == 1 else f"means over {n} seeds"
-    words = f"Accuracy of the global model on the global test, {seeds}. {said}."
+    words = f"{capitalised(metric_words(groups))} of the global model on the global test, {seeds}. {said}."
     title = "4 What it is worth"
     return [Figure(title, strip_svg.accuracies(title, words, rows), words)]
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
 from fedsynth.data.check import Check
-from fedsynth.evaluation.results import ClientScores, GlobalScores, Result, RunSummary, View
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import WORDS, Metric, Result, View
 from fedsynth.privacy import ledger_words
 from fedsynth.report.coverage import missed_words
 from fedsynth.report.intervals import Interval, paired_difference
@@ -13,9 +14,9 @@ from fedsynth.report.synthesis import synthesis_words
 COLUMNS = ("method", "global", "class var", "clients", "worst", "worse", "client var", "MB", "epochs", "s", "n")
 ALONE = "local"  # the row that others must beat at every client
 LEGEND = (
-    "global: the global model on the global test set, %; clients: the clients' mean accuracy on their own test parts, %"
+    "global: the global model on the global test set, %; clients: the clients' mean {metric} on their own test parts, %"
     " (* own models); worse: clients that do worse than alone (row local), %;"
-    " var in %²; MB up and down; epochs over all clients; ± standard deviation over n seeds"
+    " var in %², class var of accuracy; MB up and down; epochs over all clients; ± standard deviation over n seeds"
 )
 
 RESULT_LINES = 2  # of the summary of a run: the method and its accuracy
@@ -28,9 +29,10 @@ DIFFERENCES = "difference: on the global test, in points, paired by seed and spl
 
 class ComparisonRow(Result):
     """A row of a comparison: means over the seeds, standard deviations where there are several, and the difference to
-    the first row on the global test, with half of its interval."""
+    the first row on the global test, with half of its interval. All but the class variance are of the `metric`."""
 
     method: str
+    metric: Metric = "accuracy"
     test: float | None
     test_std: float | None = None
     class_variance: float | None
@@ -56,7 +58,7 @@ class ComparisonRow(Result):
     difference_n: int = 0
 
     def cells(self) -> list[str]:
-        """Its cells as text: accuracies in percent, ± the standard deviation over seeds."""
+        """Its cells as text: shares in percent, ± the standard deviation over seeds."""
         return [
             self.method,
             _show(self.test, self.test_std, ".2f", 100),
@@ -112,7 +114,7 @@ def comparison_rows(summaries: Sequence[RunSummary]) -> list[ComparisonRow]:
 
 
 def share_made_worse(own: Mapping[str, float], alone: Mapping[str, float]) -> float | None:
-    """The share of the clients in both whose accuracy is lower than when they trained on their own data only."""
+    """The share of the clients in both whose score is lower than when they trained on their own data only."""
     both = [client for client in own if client in alone]
     return sum(own[client] < alone[client] for client in both) / len(both) if both else None
 
@@ -124,12 +126,12 @@ def _row(
     first: Sequence[RunSummary],
 ) -> ComparisonRow:
     values: dict[str, list[float | None]] = {
-        "test": [run.test.accuracy for run in runs],
+        "test": [run.tested for run in runs],
         "class_variance": [run.test.class_variance for run in runs],
-        "mean": [run.clients.mean for run in runs],
-        "worst": [run.clients.worst for run in runs],
+        "mean": [run.by_clients.mean for run in runs],
+        "worst": [run.by_clients.worst for run in runs],
         "worse": [share_made_worse(run.per_client, alone.get((run.seed, run.data.split), {})) for run in runs],
-        "variance": [run.clients.variance for run in runs],
+        "variance": [run.by_clients.variance for run in runs],
         "megabytes": [(run.bytes.up + run.bytes.down) / 1e6 for run in runs],
         "epochs": [run.client_epochs for run in runs],
         "seconds": [run.seconds for run in runs],
@@ -140,11 +142,11 @@ def _row(
         numbers[key] = mean(known) if known else None
         if len(known) > 1:
             numbers[f"{key}_std"] = stdev(known)
-    of, to = ({(run.seed, run.data.split): run.test.accuracy for run in part} for part in (runs, first))
+    of, to = ({(run.seed, run.data.split): run.tested for run in part} for part in (runs, first))
     found = paired_difference(of, to)
     if found is not None:
         numbers |= {"difference": found.mean, "difference_half": found.half, "difference_n": found.n}
-    return ComparisonRow(method=name, view=runs[0].clients.view, n=len(runs), **numbers)
+    return ComparisonRow(method=name, metric=runs[0].metric, view=runs[0].clients.view, n=len(runs), **numbers)
 
 
 def difference_lines(rows: Sequence[ComparisonRow]) -> list[str]:
@@ -173,7 +175,7 @@ def short_columns(rows: Sequence[ComparisonRow]) -> list[str]:
 def short_legend(rows: Sequence[ComparisonRow]) -> list[str]:
     """What the columns of the terminal's table are, and how sure they are."""
     spread = " ± standard deviation over n seeds" if any(row.n > 1 for row in rows) else ""
-    lines = [f"global: accuracy of the global model on the global test set, %{spread}"]
+    lines = [f"global: {WORDS[rows[0].metric]} of the global model on the global test set, %{spread}"]
     mean = f"{CLIENTS}: the clients' mean on their own test parts; " if CLIENTS in short_columns(rows) else ""
     own = " (* each its own model)" if any(row.view == "personal" for row in rows) else ""
     lines.append(f"{mean}worst: the worst client on its own test part{own}")
@@ -191,11 +193,16 @@ def _whole(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     return [head, *([*row.cells(), row.difference_cell] if len(rows) > 1 else row.cells() for row in rows)]
 
 
+def _legend(rows: Sequence[ComparisonRow]) -> str:
+    metric = WORDS[rows[0].metric]
+    return LEGEND.format(metric=metric) if metric == "accuracy" else f"{metric}: {LEGEND.format(metric=metric)}"
+
+
 def markdown(rows: Sequence[ComparisonRow]) -> str:
     """A Markdown table with its legend."""
     head, *body = _whole(rows)
     text = "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])
-    legend = LEGEND + (f"; {DIFFERENCES}" if len(rows) > 1 else "")
+    legend = _legend(rows) + (f"; {DIFFERENCES}" if len(rows) > 1 else "")
     return f"{text}\n\n{legend[0].upper()}{legend[1:]}."
 
 
@@ -204,7 +211,12 @@ def latex(rows: Sequence[ComparisonRow]) -> str:
     head, *body = [[_latex(cell) for cell in line] for line in _whole(rows)]
     lines = [" & ".join(line) + r" \\" for line in body]
     shape = "l" + "r" * (len(head) - 1)
-    top = [f"% {LEGEND}; {DIFFERENCES}.", rf"\begin{{tabular}}{{{shape}}}", r"\toprule", " & ".join(head) + r" \\"]
+    top = [
+        f"% {_legend(rows)}; {DIFFERENCES}.",
+        rf"\begin{{tabular}}{{{shape}}}",
+        r"\toprule",
+        " & ".join(head) + r" \\",
+    ]
     return "\n".join([*top, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
@@ -216,19 +228,31 @@ def _latex(text: str) -> str:
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
-    """What to say about one run, as pairs of a name and a text; a failed synthesis comes first."""
+    """What to say about one run, as pairs of a name and a text; that it failed, or its synthesis, comes first."""
+    problem = [("failed", summary.problem)] if summary.problem else []
     synthesis = [("synthesis", synthesis_words(check)) for check in summary.synthesis]
     failed = any(check.mark == "failed" for check in summary.synthesis)
     rest = _result_lines(summary)
-    return [*synthesis, *rest] if failed else [*rest[:RESULT_LINES], *synthesis, *rest[RESULT_LINES:]]
+    if failed:
+        return [*problem, *synthesis, *rest]
+    return [*problem, *rest[:RESULT_LINES], *synthesis, *rest[RESULT_LINES:]]
+
+
+def problem_lines(summaries: Sequence[RunSummary]) -> list[str]:
+    """The runs that gave no usable model, and why; one for each row."""
+    lines: dict[str, str] = {}
+    for summary in summaries:
+        if summary.problem:
+            lines.setdefault(summary.row, f"failed: {summary.row}, seed {summary.seed}: {summary.problem}")
+    return list(lines.values())
 
 
 def _result_lines(summary: RunSummary) -> list[tuple[str, str]]:
     moved = f"{summary.bytes.up / 1e6:.1f} MB up, {summary.bytes.down / 1e6:.1f} MB down"
     lines = [
         ("method", f"{summary.method}, seed {summary.seed}, {summary.rounds} rounds (single run)"),
-        ("global test", _global_words(summary.test)),
-        *([("clients", _client_words(summary.clients))] if summary.clients.n else []),
+        ("global test", _global_words(summary)),
+        *([("clients", _client_words(summary))] if summary.clients.n else []),
         ("cost", f"{moved}, {summary.client_epochs:.0f} client epochs, {summary.seconds:.1f} s"),
     ]
     if summary.simulated_seconds:
@@ -244,17 +268,26 @@ def _result_lines(summary: RunSummary) -> list[tuple[str, str]]:
     return lines
 
 
-def _global_words(test: GlobalScores) -> str:
+def _global_words(summary: RunSummary) -> str:
+    test = summary.test
     if test.accuracy is None:
         return f"none: {test.reason}"
-    return f"{test.accuracy:.2%}, variance over classes {test.class_variance:.0f} %²"
+    text = f"{test.accuracy:.2%}, variance over classes {test.class_variance:.0f} %²"
+    if summary.metric == "accuracy":
+        return text
+    value = "not defined" if summary.tested is None else f"{summary.tested:.2%}"
+    return f"{WORDS[summary.metric]} {value}; accuracy {text}"
 
 
-def _client_words(found: ClientScores) -> str:
-    model = "its own model" if found.view == "personal" else "the global model"
+def _client_words(summary: RunSummary) -> str:
+    found, accuracy = summary.by_clients, summary.metric == "accuracy"
+    model = "its own model" if summary.clients.view == "personal" else "the global model"
+    if not found.n:
+        return f"{WORDS[summary.metric]} is not defined on any client's own test part"
     return (
-        f"mean {found.mean:.2%}, worst {found.worst:.2%} (client {found.worst_client}), variance "
-        f"{found.variance:.0f} %²; {found.n} clients, {model}, each on its own test part"
+        f"{'' if accuracy else WORDS[summary.metric] + ': '}mean {found.mean:.2%}, worst {found.worst:.2%} "
+        f"(client {found.worst_client}), variance {found.variance:.0f} %²; {found.n} clients, {model}, each on its own "
+        "test part"
     )
 
 

@@ -122,6 +122,12 @@ def _rebuild_skew(question: Question, skew: Histograms, seed: int) -> tuple[Tabl
     return section, scale_counts(ours, count_supply(data), question.examples)
 
 
+def _chosen_metric(given: Mapping[str, Any]) -> Tables:
+    """By what the candidates are compared, where the experiment says it."""
+    section = given.get("evaluation", {})
+    return {"metric": section["metric"]} if "metric" in section else {}
+
+
 def _load_public(section: Mapping[str, Any], seed: int) -> FederatedData:
     return load_federated(DataConfig.model_validate(dict(section)), {"name": "iid", "num_clients": 1}, seed)
 
@@ -137,7 +143,7 @@ def _make_tables(question: Question, method: str, section: Tables, counts: np.nd
         "partition": {"name": "counts", "counts": counts.tolist()},
         "train": {**({} if FAST.keys() & training.keys() else FAST), **training, "rounds": question.rounds},
         "method": {**QUICK.get(method, {}), **given.get("methods", {}).get(method, {}), **own, "name": method},
-        "evaluation": {"every": 0},
+        "evaluation": {"every": 0, **_chosen_metric(given)},
     }
     if method == "local":
         tables["privacy"] = {k: value for k, value in given.get("privacy", {}).items() if k not in UPDATE_PRIVACY}

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import ComparisonPlan, PlannedRun, RunSummary
+from fedsynth.evaluation.scores import WORDS
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import check_trusted
 from fedsynth.experiment.recorder import read_metrics
@@ -115,9 +116,10 @@ def _draw(done: Comparison, experiments: Sequence[tuple[str, Experiment]]) -> No
     names = {label: str(experiment.name) for label, experiment in reversed(experiments)}
     clients = {summary.label: summary.per_client for summary in reversed(done.summaries)}
     rows = [row.method for row in done.rows]
-    title = "Validation accuracy over all clients" + (", first seed" if len(experiments) > len(rows) else "")
-    plot_curves(done.path / "curves.png", {row: read_metrics(done.path / names[row]) for row in rows}, title)
-    plot_clients(done.path / "clients.png", {row: clients[row] for row in rows}, "First seed")
+    metric = done.summaries[0].metric
+    title = f"Validation over all clients: {WORDS[metric]}" + (", first seed" if len(experiments) > len(rows) else "")
+    plot_curves(done.path / "curves.png", {row: read_metrics(done.path / names[row]) for row in rows}, title, metric)
+    plot_clients(done.path / "clients.png", {row: clients[row] for row in rows}, "First seed", metric)
 
 
 def _tuned(path: Path, planned: Sequence[PlannedRun], trials: int, work: Work) -> list[PlannedRun]:

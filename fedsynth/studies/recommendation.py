@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsynth.evaluation.results import Result, RunSummary
+from fedsynth.errors import ConfigError
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import WORDS, Metric, Result
 from fedsynth.experiment.config import Experiment
 from fedsynth.privacy import ledger_words
 from fedsynth.report.intervals import Interval, interval, paired_difference
@@ -27,10 +29,10 @@ Scores = Mapping[str, Mapping[int, float | None]]
 
 
 class Recommendation(Result):
-    """The method for one goal, how accurate it was, and those that are about as good (`similar`)."""
+    """The method for one goal, how it scored by the chosen metric, and those that are about as good (`similar`)."""
 
     method: str
-    accuracy: float
+    score: float
     best: str
     clear: bool
     similar: list[str]
@@ -89,16 +91,17 @@ def make_advice(
     """The answer that finished runs give, by method and seed."""
     summaries = {m: {seed: summary_with_clients(e) for seed, e in runs.items()} for m, runs in planned.items()}
     scores: dict[str, Scores] = {
-        "own": {m: {seed: s.clients.mean for seed, s in by.items()} for m, by in summaries.items()},
-        "global": {m: {seed: s.test.accuracy for seed, s in by.items()} for m, by in summaries.items()},
+        "own": {m: {seed: s.by_clients.mean for seed, s in by.items()} for m, by in summaries.items()},
+        "global": {m: {seed: s.tested for seed, s in by.items()} for m, by in summaries.items()},
     }
     rows = {m: _row(m, scores, list(by.values())) for m, by in summaries.items()}
     order = [*ALWAYS, *sorted((m for m in planned if m not in ALWAYS), key=lambda m: rows[m].bytes)]
     recommended = {goal: recommend(scores[goal], order) for goal in GOALS}
     chosen = recommended["own"].method
     by_client = [_client_row(name, k, skew, summaries, chosen) for k, name in enumerate(skew.clients)]
-    words = [*_words(recommended, rows, skew), *notes]
-    if recommended["global"].accuracy * np.count_nonzero(skew.counts.sum(axis=0)) < HARDLY:
+    words = [*_words(recommended, rows, skew, _metric(summaries)), *notes]
+    learnt = [s.test.accuracy or 0.0 for s in summaries[recommended["global"].method].values()]
+    if float(np.mean(learnt)) * np.count_nonzero(skew.counts.sum(axis=0)) < HARDLY:
         words.insert(0, "The candidates hardly learnt anything: do not believe this before you have raised --rounds.")
     return Advice(recommended, [rows[m] for m in order], by_client, words, path)
 
@@ -109,6 +112,8 @@ def recommend(scores: Scores, order: Sequence[str]) -> Recommendation:
     means = {
         m: float(np.mean([value for value in by_seed.values() if value is not None])) for m, by_seed in known.items()
     }
+    if not means:
+        raise ConfigError("No candidate has this metric in every trial: choose another evaluation.metric.")
     best = max(means, key=lambda m: means[m])
     behind = {m: paired_difference(known[best], known[m]) for m in known}
     beaten = {m for m, difference in behind.items() if m != best and difference and difference.excludes_zero}
@@ -118,7 +123,7 @@ def recommend(scores: Scores, order: Sequence[str]) -> Recommendation:
     gains = {other: paired_difference(known[chosen], known[other]) for other in ALWAYS if other in known}
     return Recommendation(
         method=chosen,
-        accuracy=means[chosen],
+        score=means[chosen],
         best=best,
         clear=chosen == best and len(similar) == 1,
         similar=similar,
@@ -155,8 +160,14 @@ def _client_row(
     )
 
 
-def _words(recommended: Mapping[str, Recommendation], rows: Mapping[str, AdviceRow], skew: Histograms) -> list[str]:
-    words = [_sentence(goal, recommended[goal]) for goal in GOALS]
+def _metric(summaries: Mapping[str, Mapping[int, RunSummary]]) -> Metric:
+    return next(s.metric for by_seed in summaries.values() for s in by_seed.values())
+
+
+def _words(
+    recommended: Mapping[str, Recommendation], rows: Mapping[str, AdviceRow], skew: Histograms, metric: Metric
+) -> list[str]:
+    words = [_sentence(goal, recommended[goal], metric) for goal in GOALS]
     words += [_price(rows[method]) for method in dict.fromkeys(found.method for found in recommended.values())]
     return [*words, "The histograms themselves: " + " ".join(ledger_words(skew.ledger))]
 
@@ -170,9 +181,9 @@ def _price(row: AdviceRow) -> str:
     return f"A trial of {row.method} cost {moved}. What leaves a client is {', and '.join(told)}."
 
 
-def _sentence(goal: str, found: Recommendation) -> str:
+def _sentence(goal: str, found: Recommendation, metric: Metric) -> str:
     name = {"local": "stay local", "fedavg": "FedAvg"}.get(found.method, found.method)
-    start = f"On {GOALS[goal]}: {name} ({found.accuracy:.1%})"
+    start = f"On {GOALS[goal]}: {name} ({'' if metric == 'accuracy' else WORDS[metric] + ' '}{found.score:.1%})"
     gains = [f"{_points(gain)} over {'staying local' if m == 'local' else 'FedAvg'}" for m, gain in found.gain.items()]
     told = f", {' and '.join(gains)}" if gains else ""
     if found.method == found.best:

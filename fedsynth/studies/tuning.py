@@ -12,6 +12,7 @@ from typing import Any
 
 from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import RunSummary, Trial, TuningResult
+from fedsynth.evaluation.scores import WORDS
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import Tables
 from fedsynth.federation.methods import find_method
@@ -90,7 +91,13 @@ def _study(experiment: Experiment) -> tuple[Any, dict[str, object]]:
 
 
 def _score(summary: RunSummary) -> float:
-    """Validation accuracy over all clients; nothing of a test part is looked at."""
+    """The chosen metric over all clients' validation parts; nothing of a test part is looked at."""
     if summary.validation.pooled is None:
         raise ConfigError("--tune evaluates on validation parts, and no client has one: set data.validation above 0.")
-    return summary.validation.pooled
+    found = summary.validation.of(summary.metric).pooled
+    if found is None:
+        raise ConfigError(
+            f"--tune goes by {WORDS[summary.metric]}, which no client's validation part defines (all examples of one "
+            "class, for instance): raise data.validation, or choose another evaluation.metric."
+        )
+    return found

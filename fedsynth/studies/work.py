@@ -87,15 +87,15 @@ def summary_of(experiment: Experiment) -> RunSummary:
 
 
 def summary_with_clients(experiment: Experiment, label: str = "") -> RunSummary:
-    """The summary of a complete run, with a label and the accuracy of every client on its own test part."""
+    """The summary of a complete run, with a label and the chosen metric of every client on its own test part."""
     summary = summary_of(experiment)
-    own = own_accuracies(_file(experiment).parent, summary)
+    own = own_scores(_file(experiment).parent, summary)
     return summary.model_copy(update={"label": label, "per_client": own})
 
 
-def own_accuracies(path: Path, summary: RunSummary) -> dict[str, float]:
-    """The accuracy of every client on its own test part, from the clients.csv of a run."""
-    column = f"{summary.clients.view}/test/accuracy"
+def own_scores(path: Path, summary: RunSummary) -> dict[str, float]:
+    """The chosen metric of every client on its own test part, from the clients.csv of a run."""
+    column = f"{summary.clients.view}/test/{summary.metric}"
     with (path / "clients.csv").open(newline="", encoding="utf-8") as file:
         return {row["client"]: float(row[column]) for row in read_rows(file) if row.get(column)}
 

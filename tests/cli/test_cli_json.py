@@ -6,23 +6,39 @@ import csv
 import json
 from typing import Any
 
-SCORES = "n mean variance worst worst_client best worst_tenth best_tenth deciles pooled"
+MEASURES = ("balanced_accuracy", "f1", "auroc", "auprc", "ece", "brier")
+SCORES = (
+    "n mean variance worst worst_client best worst_tenth best_tenth deciles pooled measures sensitivity specificity"
+)
 LEDGER = (
     "kind release task field what evaluation times mechanism unit adjacency epsilon delta against proven covered"
     " not_covered claimed"
 )
 KEYS = {
     "": (
-        "method seed test clients validation views best rounds bytes client_epochs server_seconds seconds"
-        " simulated_seconds failures failed missed notes privacy secret_noise norm_buffers data run_dir synthesis"
+        "method seed metric problem test clients validation views best rounds bytes client_epochs server_seconds"
+        " seconds simulated_seconds failures failed missed notes privacy secret_noise norm_buffers data run_dir"
+        " synthesis"
     ),
-    "test": "accuracy loss class_variance worst_class class_accuracy examples",
+    "test": (
+        "accuracy loss class_variance worst_class class_accuracy examples measures specificity confusion reliability"
+    ),
+    "test.measures": " ".join(MEASURES),
+    "test.reliability[]": "examples confidence accuracy",
     "clients": f"view {SCORES}",
     "validation": f"view {SCORES}",
     "views": "global/validation global/test",
     "views.global/validation": SCORES,
     "views.global/test": SCORES,
-    "best": "round accuracy",
+    **{
+        f"{place}.measures{key}": text
+        for place in ("clients", "validation", "views.global/validation", "views.global/test")
+        for key, text in (
+            ("", " ".join(MEASURES)),
+            *((f".{name}", "n mean variance worst worst_client pooled") for name in MEASURES),
+        )
+    },
+    "best": "round score",
     "bytes": "up down evaluation by_task",
     "bytes.evaluation": "up down",
     "bytes.by_task": "fedavg.train views.score",

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from fedsynth.errors import FedsynthError, UserError
-from fedsynth.evaluation.results import ClientScores, RunSummary
+from fedsynth.evaluation.results import RunSummary
+from fedsynth.evaluation.scores import ClientScores
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.studies.tuning import search_space, tune

@@ -99,7 +99,7 @@ def widest(label: str, accuracy: float, seed: int, failed: bool = False, **other
         "test": {"accuracy": accuracy, "class_variance": 1234.5},
         "clients": {"n": 10, "mean": accuracy, "worst": accuracy / 2, "variance": 1000.0},
         "validation": {},
-        "best": {"round": 1, "accuracy": 0.5},
+        "best": {"round": 1, "score": 0.5},
         **{"rounds": 1, "bytes": {"up": 10**9, "down": 10**9}, "client_epochs": 1e5, "seconds": 1e4},
         **{"privacy": [], "data": {"name": "digits", "clients": 10, "split": f"s{seed}"}, "synthesis": [check]},
     }

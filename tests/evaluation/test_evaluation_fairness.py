@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsynth.evaluation.fairness import score_classes, score_clients
-from fedsynth.evaluation.results import ClientScores
+from fedsynth.evaluation.scores import ClientScores
 from fedsynth.learning.training import Tally
 
 

@@ -18,7 +18,10 @@ from fedsynth.data.dataset import ClientData, Dataset
 from fedsynth.data.federated import FederatedData, load_federated
 from fedsynth.engines.local import LocalEngine
 from fedsynth.errors import ConfigError
-from fedsynth.evaluation.results import Evaluation, Moved
+from fedsynth.evaluation.fairness import score_answers, score_client
+from fedsynth.evaluation.measures import ASKED, measure
+from fedsynth.evaluation.results import Moved
+from fedsynth.evaluation.scores import Evaluation
 from fedsynth.evaluation.views import client_tallies, evaluators, final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.progress import Quiet
@@ -27,7 +30,9 @@ from fedsynth.federation import Federation, Outcome
 from fedsynth.federation.host import TaskHost
 from fedsynth.federation.methods import all_methods, find_method
 from fedsynth.federation.store import StateStore
+from fedsynth.learning.answers import class_scores
 from fedsynth.learning.models import instantiate
+from fedsynth.learning.training import tally_answers
 
 BASELINES = [
     "ensemble",
@@ -274,3 +279,56 @@ def test_a_run_that_asks_no_client_for_scores_ends_with_a_report(method: str, tm
 
 def test_these_methods_exist() -> None:
     assert set(BASELINES) <= {method.name for method in all_methods()}
+
+
+# -- the metric that decides ----------------------------------------------------------------------------------------
+
+
+def test_validation_best_model_and_patience_go_by_the_chosen_metric(data: FederatedData, tmp_path: Path) -> None:
+    metrics = ["accuracy", "balanced_accuracy", "f1", "auroc", "auprc"]
+    runs = {
+        name: run("fedavg", data, tmp_path / name, test=data.test, evaluation={"metric": name, "test_curve": True})
+        for name in metrics
+    }
+    for name, finished in runs.items():
+        result = finished.evaluate(data)
+        last = finished.recorder.rows[-1]
+        assert last.validation is not None
+        assert last.test is not None
+        over_all = result.validation.of(name)
+        assert last.validation.of(name) == over_all.pooled
+        assert (last.validation.worst, last.validation.n) == (over_all.worst, over_all.n)
+        assert last.test.of(name) == result.test.of(name)
+        found = [row.validation.of(name) for row in finished.recorder.rows if row.validation is not None]
+        assert finished.recorder.best.score == max(found)
+        assert found.index(max(found)) + 1 == finished.recorder.best.round
+    curves = {name: [row.validation.of(name) for row in of.recorder.rows] for name, of in runs.items()}
+    assert len({tuple(curve) for curve in curves.values()}) == len(metrics)
+
+
+def test_rounds_ask_for_the_chosen_metric_alone(data: FederatedData, tmp_path: Path) -> None:
+    asked = {}
+    for metric in ("balanced_accuracy", "f1", "auroc"):
+        fed = run("fedavg", data, tmp_path / metric, evaluation={"metric": metric}).fed
+        rows = fed.participation.ledger.rows(1e-5)
+        asked[metric] = {row.field: row.times for row in rows if row.task == "views.score"}
+    assert asked == {
+        "balanced_accuracy": {"scores": 3},  # the tally has it
+        "f1": {"scores": 3, "measures": 3},
+        "auroc": {"scores": 3, "measures": 3},
+    }
+
+
+def test_measures_of_a_client_are_those_of_its_own_answers(data: FederatedData, tmp_path: Path) -> None:
+    finished = run("fedavg", data, tmp_path / "run")
+    result = finished.evaluate(data)
+    assert finished.outcome.model is not None
+    net = instantiate(finished.experiment.model_spec, data.schema.shape, 10, finished.outcome.model)
+    for client in data.clients:
+        x, y = data.client(client).test.tensors()
+        scores = class_scores(net, x, 10)
+        row = result.per_client["global/test"][client]
+        assert row == score_client(tally_answers(scores, y, 10), measure(scores, y, 10, ASKED))
+    whole = score_answers(class_scores(net, data.test.tensors()[0], 10), data.test.tensors()[1])
+    assert result.test.measures == pytest.approx(whole.measures)
+    assert result.test.confusion == whole.confusion

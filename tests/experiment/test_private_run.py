@@ -101,11 +101,12 @@ def test_a_private_run_says_what_it_proves(tmp_path: Path) -> None:
         event = SampledGaussianEvent(rate=8 / n, noise=2.0, steps=-(-n // 8))
         assert row.epsilon == pytest.approx(epsilon({event: 3}, 1e-5))
         assert row.times == 3
-    [scores] = [row for row in rows if row.task == "views.score"]
-    assert scores.evaluation
-    assert scores.proven == "none"
+    evaluated = [row for row in rows if row.task == "views.score"]
+    # Measures beside accuracy follow the same rule: asked for once, at the end, and without a guarantee.
+    assert {row.field: row.times for row in evaluated} == {"scores": 4, "measures": 1}
+    assert all(row.evaluation and row.proven == "none" for row in evaluated)
     total = max((row for row in rows if row.kind == "total"), key=lambda row: row.epsilon)
-    assert total.not_covered == "views.score.scores"
+    assert total.not_covered == "views.score.scores; views.score.measures"
     words = [text for name, text in summary_lines(result.summary) if name == "privacy"]
     assert words == ledger_words(rows)
     assert words[0].startswith("Protected: weights after private training — ε = ")
@@ -140,6 +141,7 @@ def test_the_ledger_file_has_a_row_per_client_and_release(tmp_path: Path) -> Non
         for release, kind in (
             ("private_method.learn_privately.model", "release"),
             ("views.score.scores", "release"),
+            ("views.score.measures", "release"),
             ("all", "total"),
         )
     ]

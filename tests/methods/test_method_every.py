@@ -32,26 +32,32 @@ LEAVES: dict[str, dict[str, set[str]]] = {
     "static_augmentation": UPDATE | {"augment_minorities": set()},
     "ccvr": UPDATE | {"release_sum": {"total"}},
     "fedpft": {"release_sum": {"total"}},
+    "fedftg": UPDATE | {"count_classes": {"counts"}},
     "moments": UPDATE | {"release_sum": {"total"}, "keep_moments": set()},
 }
 """What leaves the clients, by task; FedAvg's update where nothing is said."""
 
 FIRST = "body.members.0."  # of an ensemble, whose first network has the names of every client's
-EXTRA = ("scaffold", "qffl")
+EXTRA = ("scaffold", "qffl", "fedgen")
 """Methods whose local objective adds something to the update."""
 
 BASELINES = [
     *(
+        "apfl",
         "astraea",
         "ccvr",
+        "class_bias",
         "centralised",
         "data_sharing",
         "ditto",
+        "fedper",
         "ensemble",
         "fedrep",
         "fedavg",
         "fedbn",
         "feddyn",
+        "fedftg",
+        "fedgen",
         "fedmix",
         "fednova",
         "fedopt",
@@ -65,6 +71,7 @@ BASELINES = [
         "median",
         "moments",
         "moon",
+        "pfedme",
         "qffl",
         "scaffold",
         "static_augmentation",
@@ -75,6 +82,8 @@ SENDS_IMAGES = ["fedmix", "data_sharing"]
 ZERO_SHOT = ["fed_zda", "fed_zdac", "fed_zdas"]  # need BatchNorm
 SYNTHETIC = ["agg_enhance", *ZERO_SHOT, *GANDALF]
 QUICK: dict[str, dict[str, Any]] = {
+    "fedgen": {"generator_steps": 3, "noise": 3, "hidden": 5},
+    "fedftg": {"iterations": 2, "tune_batch_size": 4, "latent": 3, "channels": 2},
     "agg_enhance": {"steps": 3, "tune_epochs": 1},
     **{name: {"steps": 3, "per_class": 2} for name in ZERO_SHOT},
     **{
@@ -143,7 +152,7 @@ def added(method: str, model: dict[str, torch.Tensor]) -> set[str]:
     """What the local objective adds to the update: SCAFFOLD's the change of a control variate for every weight."""
     if method == "scaffold":
         return {name for name in model if "running_" not in name and "num_batches" not in name}
-    return {"loss_before"} if method == "qffl" else set()
+    return {"qffl": {"loss_before"}, "fedgen": {"label counts"}}.get(method, set())
 
 
 def leaves_what_it_declares(method: str, finished: Finished, spec: ModelSpec) -> None:

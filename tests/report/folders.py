@@ -137,7 +137,7 @@ def summary(
             "variance": 9.0,
         },
         "validation": {"pooled": accuracy},
-        "best": {"round": rounds, "accuracy": accuracy},
+        "best": {"round": rounds, "score": accuracy},
         "rounds": rounds,
         "bytes": {**moved, "evaluation": moved, "by_task": {"train": moved, "score": moved}},
         "client_epochs": 12.0,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fedsynth
 from fedsynth.report.csv_files import plain_cell, read_rows, safe_cell, write_csv
 from fedsynth.report.reading import read_run
-from fedsynth.studies.work import own_accuracies
+from fedsynth.studies.work import own_scores
 
 FORMULA = "=cmd|' C calc'!A0"
 
@@ -68,6 +68,6 @@ def test_the_files_of_a_run_hold_no_formula_and_are_read_with_the_clients_own_na
             cells = [cell for row in csv.reader(file) for cell in row]
         assert not [cell for cell in cells if cell[:1] in set("=+-@")], name
         assert f"'{FORMULA}" in cells or name == "metrics.csv"
-    assert set(own_accuracies(done.path, done.summary)) == {FORMULA, "plain"}
+    assert set(own_scores(done.path, done.summary)) == {FORMULA, "plain"}
     run = read_run(done.path)
     assert {row["client"] for row in run.clients} == {row["client"] for row in run.timeline} == {FORMULA, "plain"}
