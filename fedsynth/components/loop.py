@@ -55,6 +55,7 @@ def why_no_global(keeps: Kept) -> str:
     """Why there is no whole global model where a part of the weights is kept at the clients."""
     return NO_GLOBAL.get(keeps, f"the last {keeps} layers stay at the clients")
 
+
 TUNED = "post_aggregation"  # in the memory: what the value of that slot remembers
 
 
