@@ -15,10 +15,12 @@ from functools import partial
 
 from feddpms import OURS, setting
 from harness import BESIDE, Part, Table, main
+from interior_points import FORMER
 
 LA: Table = {"objective": "logit_adjusted"}
 SMOOTH: Table = {"objective": {"name": "logit_adjusted", "smoothing": 10.0}}
-POINTS: Table = {"post_aggregation": "interior_points"}
+POINTS: Table = {"post_aggregation": FORMER}
+INTERIOR: Table = {"name": "fedavg", **POINTS}
 DYN: Table = {"objective": "dynamic", "aggregator": "feddyn"}
 GANDALF: Table = {"name": "gandalf"}
 FEWER: Table = {**GANDALF, "tau": 0.3}
@@ -31,7 +33,7 @@ SINGLE: dict[str, Table] = {
     "feddyn": {"name": "feddyn"},
     "logit adjustment": {"name": "logit_adjustment"},
     "logit adjustment, smoothed": {"name": "logit_adjustment", "smoothing": 10.0},
-    "interior points": {"name": "agg_enhance"},
+    "interior points": INTERIOR,
     "GANDALF": GANDALF,
     "GANDALF, fewer images": FEWER,
     "SDA-FL": {"name": "sda_fl", "gan_steps": 400},
@@ -56,16 +58,20 @@ COMBINED: dict[str, Table] = {
     "GANDALF's images, fewer, FedDyn": {**FEWER, **AVERAGED, **DYN},
     "GANDALF with a VAE, fewer images": {**FEWER, "gan": "vae"},
 }
-"""Without a word: our form with its default settings. Smoothed: ten examples are added to every class's count."""
+"""Without a word: our form with its default settings, but interior points as they were when this ran (`FORMER`).
+
+Smoothed: ten examples are added to every class's count.
+"""
 
 FILLED: Table = {**FEWER, **AVERAGED, "counts_epsilon": 0.5}
 PRIVATE: dict[str, Table] = {
     "fedavg": {"name": "fedavg"},
     "logit adjustment": {"name": "logit_adjustment"},
     "logit adjustment, smoothed": {"name": "logit_adjustment", "smoothing": 10.0},
-    "interior points": {"name": "agg_enhance"},
+    "interior points": INTERIOR,
     "logit adjustment + interior points": {"name": "logit_adjustment", **POINTS},
-    "interior points, slower tuning": {"name": "agg_enhance", "tune_rate": 0.001},
+    "interior points, slower tuning": {"name": "fedavg", "post_aggregation": {**FORMER, "tune_rate": 0.001}},
+    "interior points, limited rate": {"name": "agg_enhance"},
     "training in turn": IN_TURN,
     "training in turn + logit adjustment": {**IN_TURN, **LA},
     "GANDALF's images, fewer, FedAvg": {**FILLED, "gan_epsilon": 3.0, "gan_steps": 600, "gan_batch_size": 64},
@@ -73,7 +79,8 @@ PRIVATE: dict[str, Table] = {
 }
 """What can be had where everything that leaves a client is protected; class counts take a small part of ε.
 
-Slower tuning: a rate of 0.002, as where clients have the rate that the method is made for.
+Slower tuning: a rate of 0.002, as where clients have the rate that the method is made for. Limited rate: the default
+form of today.
 """
 MANY = ("fedavg", "fedprox", "feddyn", "logit adjustment", "GANDALF's images, fewer, FedAvg")
 FEW = tuple(row for row in PRIVATE if row not in ("fedavg", "GANDALF's images, fewer, FedAvg"))

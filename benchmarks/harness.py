@@ -26,6 +26,7 @@ class Part:
 
     `sections` are other sections in which a row differs; `few` are rows with one seed alone, `many` rows with five;
     `first` are rows that others build on, and so complete before these; `told` are rows that another's run tells too.
+    `forked` are rows that are the row `shared` for their first `burn_in` rounds: they go on from a copy of its run.
     """
 
     name: str
@@ -37,6 +38,13 @@ class Part:
     many: Collection[str] = ()
     first: Collection[str] = ()
     told: Collection[str] = ()
+    shared: str = ""
+    burn_in: int = 0
+    forked: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.forked and not (self.burn_in and self.shared in self.first):
+            raise ValueError(f'{self.name}: the shared row "{self.shared}" must be in `first` and have a burn-in.')
 
     def seeds_of(self, row: str) -> range:
         """The seeds of a row."""
@@ -52,6 +60,13 @@ class Part:
         tables = self.tables() | self.sections.get(row, {}) | common | {"method": self.rows[row]}
         return tables | {"privacy": {"secret_noise": False, **tables.get("privacy", {})}}
 
+    def burnt_in(self, row: str, seed: int, runs: Path) -> tuple[Path | None, int]:
+        """Where the shared rounds of a row are kept, and how many it must run itself to keep them there."""
+        if row != self.shared and row not in self.forked:
+            return None, 0
+        kept = runs / f"{self.folder(self.shared, seed)}-after-{self.burn_in}"
+        return kept, self.burn_in if row == self.shared else 0
+
 
 @dataclass(frozen=True)
 class Run:
@@ -64,6 +79,10 @@ class Run:
     def __str__(self) -> str:
         return f"{self.part.name} {self.row} s{self.seed}"
 
+    def job(self, runs: Path) -> tuple[Table, Path | None, int]:
+        """What `complete` is told."""
+        return self.part.experiment(self.row, self.seed, runs), *self.part.burnt_in(self.row, self.seed, runs)
+
 
 def planned(parts: Sequence[Part], only: str) -> list[Run]:
     """All runs whose names contain `only`; first seeds first, so that a half-finished study has whole rows."""
@@ -72,8 +91,10 @@ def planned(parts: Sequence[Part], only: str) -> list[Run]:
     return [run for run in sorted(runs, key=lambda run: run.seed) if only in str(run)]
 
 
-def complete(table: Table) -> str:
-    """Make sure that one run is complete; in a process of its own."""
+def complete(table: Table, kept: Path | None = None, burn_in: int = 0) -> str:
+    """Make sure that one run is complete; in a process of its own. `kept`: where rounds lie that it shares with others,
+    or, with a `burn_in`, where it shall leave so many of its own.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
     from fedsynth import make_experiment
     from fedsynth.experiment.runner import resume_run, run_experiment
@@ -81,6 +102,10 @@ def complete(table: Table) -> str:
     path = Path(table["runs"]) / table["name"]
     if (path / "summary.json").is_file():
         return f"{path.name}: was complete"
+    if kept:
+        from burn_in import fork, keep_after
+
+        keep_after(table, burn_in, kept) if burn_in else fork(kept, table)
     if (path / "manifest.json").is_file():
         result = resume_run(path, progress=False)
     else:
@@ -192,7 +217,7 @@ def main(
     for stage in (True, False):
         now = [run for run in todo if (run.row in run.part.first) == stage]
         with concurrent.futures.ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
-            jobs = [pool.submit(complete, run.part.experiment(run.row, run.seed, args.runs)) for run in now]
+            jobs = [pool.submit(complete, *run.job(args.runs)) for run in now]
             for job in concurrent.futures.as_completed(jobs):
                 number += 1
                 print(f"[{number}/{len(todo)}] {job.result()}", flush=True)

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from harness import Table
-from zero_shot import agg_setting, zda_setting
+from interior_points import agg_setting
+from zero_shot import zda_setting
 
 from fedsynth import make_experiment
 from fedsynth.experiment.runner import run_experiment

@@ -24,6 +24,7 @@ RESULTS = HERE.parent / "docs" / "results"
 STUDIES = {
     "feddpms": "feddpms.py",
     "zero-shot": "zero_shot.py",
+    "interior-points": "interior_points.py",
     "gandalf": "gandalf.py",
     "fault-tolerance": "fault_tolerance.py",
     "pfl-gan": "pfl_gan.py",

@@ -32,11 +32,11 @@ def draw_real_samples(client: Client, per_class: int, purpose: str = "real sampl
     return client.release(RealSamples(images=images, labels=labels))
 
 
-def draw_from_all(fed: Federation) -> Samples:
+def draw_from_all(fed: Federation, per_class: int = REAL_SAMPLES) -> Samples:
     """Real images of every class, of the pretended client that holds everything: what perfect images would give."""
     fed.note(CROSSED)
     pooled = fed.pooled()
-    reply = fed.broadcast(draw_real_samples, to=[pooled], per_class=REAL_SAMPLES)[pooled]
+    reply = fed.broadcast(draw_real_samples, to=[pooled], per_class=per_class)[pooled]
     return Samples(images=reply.images, labels=reply.labels)
 
 

@@ -16,15 +16,7 @@ from torch import Tensor, nn
 
 from fedsynth.components.local_training import TrainRequest, Update, UpdatePrivacy, fit_objective, kept_entries
 from fedsynth.components.local_training import shared_entries as shared_entries_of
-from fedsynth.components.slots import (
-    LocalContext,
-    LocalData,
-    LocalObjective,
-    Mean,
-    NoPostAggregation,
-    OwnExamples,
-    SlotValue,
-)
+from fedsynth.components.slots import LocalContext, LocalData, LocalObjective, Mean, OwnExamples, SlotValue
 from fedsynth.errors import ConfigError
 from fedsynth.federation import Client, Federation
 from fedsynth.learning.aggregators import only
@@ -216,7 +208,7 @@ class ClippedUpdates(ProtectedUpdates, name="clipped"):
                 'for the mean, of which every client is one part. Set noise_at = "client" or method.aggregator = '
                 '"mean".'
             )
-        if self.noise_at == "server" and not isinstance(tuning, NoPostAggregation):
+        if self.noise_at == "server" and tuning.single_models:
             raise ConfigError(
                 f'privacy.noise_at = "server" cannot be used with post_aggregation "{tuning.name}": it works with the '
                 'updates of single clients, and only their sum has noise. Set noise_at = "client".'

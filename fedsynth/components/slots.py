@@ -256,13 +256,14 @@ class AggregationContext:
 
 
 class PostAggregation(SlotValue, slot="post_aggregation"):
-    """What the server does to the new model before the next round.
-
-    `single_models`: it works with the models of single clients, not with the new one alone.
-    """
+    """What the server does to the new model before the next round."""
 
     other_half: ClassVar[str] = "objective"
-    single_models: ClassVar[bool] = True
+
+    @property
+    def single_models(self) -> bool:
+        """Whether it works with the models of single clients, not with the new one alone."""
+        return True
 
     @property
     def at_end(self) -> bool:
@@ -301,7 +302,9 @@ class PostAggregation(SlotValue, slot="post_aggregation"):
 class NoPostAggregation(PostAggregation, name="nothing"):
     """The new model stays as it is."""
 
-    single_models: ClassVar[bool] = False
+    @property
+    def single_models(self) -> bool:
+        return False
 
 
 def check_halves(*values: SlotValue) -> None:

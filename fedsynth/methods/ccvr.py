@@ -12,8 +12,6 @@ sum a class of which a client has fewer than `fewest` examples is left out there
 The clip is measured in the scale of the head's weights, so that it needs no look at the data.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import nn
@@ -37,8 +35,6 @@ WIDER = 4.0  # the longest features that count in full for the centre, times the
 class HeadCalibration(ReleaseSettings, HeadSettings, PostAggregation, name="ccvr"):
     """The server trains the head of the last model on draws from moments of the features of each class."""
 
-    single_models: ClassVar[bool] = False
-
     clip: float = Field(
         20.0,
         gt=0,
@@ -47,6 +43,10 @@ class HeadCalibration(ReleaseSettings, HeadSettings, PostAggregation, name="ccvr
         "at most",
     )
     each_round: bool = Field(False, description="after every round, not the last alone; then epsilon is of each")
+
+    @property
+    def single_models(self) -> bool:
+        return False
 
     @property
     def at_end(self) -> bool:

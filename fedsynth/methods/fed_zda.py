@@ -25,7 +25,15 @@ from fedsynth.components.additions import INSTEAD, count_labels, note_additions,
 from fedsynth.components.loop import LoopConfig, federated_loop
 from fedsynth.components.samples import Samples
 from fedsynth.components.schedule import NEVER, LateStart
-from fedsynth.components.server_work import TuningSettings, classify_images, invert_model, tune_at_server
+from fedsynth.components.server_images import (
+    ServerImages,
+    SourceSettings,
+    from_each_model,
+    from_ensemble,
+    keep_rounds,
+    opinions,
+)
+from fedsynth.components.server_work import TuningSettings, classify_images, tune_at_server
 from fedsynth.components.settings import PublishedForm
 from fedsynth.components.slot_methods import settings_of
 from fedsynth.components.slots import AggregationContext, LocalData, PostAggregation
@@ -36,6 +44,7 @@ from fedsynth.learning.training import measure_batch_norm
 from fedsynth.learning.weights import Weights
 from fedsynth.privacy import PrivacyConfig
 from fedsynth.synthesis.class_balance import even_shortage
+from fedsynth.synthesis.image_priors import Priors
 from fedsynth.synthesis.inversion import Inversion, Start, draw_start, invert, require_batch_norm
 
 NOTHING_MORE = (
@@ -53,7 +62,7 @@ class ZeroShotSettings(PublishedForm):
 
     published: ClassVar[dict[str, Any]] = {"start": "normal", "clamp": False, "image_lr": 0.1, "keep_statistics": False}
 
-    per_class: int = Field(5, ge=1, description="images of each class that one model makes")
+    per_class: int = Field(5, ge=1, description="images of each class that one model makes, or the ensemble")
     amounts: Literal["balanced", "missing"] = Field(
         "balanced", description="balanced, as published; missing: more of the classes that are lacking"
     )
@@ -63,6 +72,12 @@ class ZeroShotSettings(PublishedForm):
     image_lr: float = Field(0.05, gt=0, description="learning rate for the images")
     statistics: float = Field(
         1.0, gt=0, description="weight of the BatchNorm statistics (eq. 3); that of the mean cross-entropy is 1"
+    )
+    variation: float = Field(0.0, ge=0, description="weight of the total variation of an image, for smoother ones")
+    likeness: float = Field(0.0, ge=0, description="weight of how much images of one class are alike")
+    shifts: int = Field(0, ge=0, description="the model sees the images moved by up to so many pixels, in each step")
+    converged: float = Field(
+        0.0, ge=0, lt=1, description="stop when ten steps lower the loss by less than this share; 0: take all steps"
     )
     images: Literal["synthetic", "noise", "real", "none"] = Field(
         "synthetic", description="controls: noise or real images with the same labels in their place, or no images"
@@ -75,7 +90,17 @@ class ZeroShotSettings(PublishedForm):
     def inversion(self) -> Inversion:
         """The settings as the inversion wants them."""
         low, high = (0.0, 1.0) if self.clamp else (None, None)
-        return Inversion(self.steps, self.image_lr, low=low, high=high, statistics=self.statistics, reduction="mean")
+        priors = Priors(self.variation, self.likeness, self.shifts)
+        return Inversion(
+            self.steps,
+            self.image_lr,
+            low=low,
+            high=high,
+            statistics=self.statistics,
+            reduction="mean",
+            priors=priors,
+            converged=self.converged,
+        )
 
     def check(self, net: Classifier, privacy: PrivacyConfig) -> None:
         """Without stored statistics there is nothing to go by."""
@@ -138,7 +163,7 @@ class ZeroShotData(ZeroShotSettings, LateStart, LocalData, name="zero_shot"):
 @method(
     "fed_zdas", model="zda_cnn", controls=CONTROLS, fedavg_when={"tune_epochs": 0}, search={"tune_rate": (0.05, 1.0)}
 )
-class ZeroShotTuning(ZeroShotSettings, TuningSettings, LateStart, PostAggregation, name="zero_shot"):
+class ZeroShotTuning(ZeroShotSettings, SourceSettings, TuningSettings, LateStart, PostAggregation, name="zero_shot"):
     """The server tunes the average on images synthesised from each received model."""
 
     unprotected: ClassVar[str] = UNPROTECTED
@@ -150,40 +175,60 @@ class ZeroShotTuning(ZeroShotSettings, TuningSettings, LateStart, PostAggregatio
         fed.note(NOTHING_MORE)
         if self.tune_epochs == 0:
             return context.model
-        images, labels = self.all_images(context)
-        at_server = count_labels(labels, fed.schema.classes)
+        fresh = self.synthesise(context)
+        made = keep_rounds(context.memory, fresh, self.store)
+        at_server = count_labels(made.wanted, fed.schema.classes)
         record_at_server(fed, INSTEAD.get(self.images, SYNTHETIC), at_server)
+        if not len(made.images):
+            return context.model
         training = self.tuning(context.training)
-        if context.last or not context.memory.get("pictured"):
-            fed.show("zero-shot", *first_of_each(images, labels, PICTURED))
+        if len(fresh.images) and (context.last or not context.memory.get("pictured")):
+            fed.show("zero-shot", *first_of_each(fresh.images, fresh.wanted, PICTURED))
             context.memory["pictured"] = True
-        return tune_at_server(fed, context.model, context.spec, images, labels, training, self.keep_statistics)
+        return tune_at_server(
+            fed, context.model, context.spec, made.images, made.targets, training, self.keep_statistics
+        )
 
-    def all_images(self, context: AggregationContext) -> tuple[Tensor, Tensor]:
-        """A balanced set from each received model, all together."""
+    def synthesise(self, context: AggregationContext) -> ServerImages:
+        """The images of this round, with what they are labelled with. Controls keep the wanted classes, and all."""
+        images, wanted, makers = self.all_images(context)
+        made = ServerImages(images, wanted, wanted)
+        if self.images == "synthetic" and (self.soft or self.consensus):
+            if self.soft:
+                made = ServerImages(images, wanted, opinions(context, images))
+            if self.consensus:
+                agreed = opinions(context, images, makers).gather(1, wanted[:, None]).squeeze(1) >= self.consensus
+                context.fed.measure("kept by consensus", float(agreed.float().mean()))
+                made = made.rows(agreed)
+        if self.amounts == "missing" and len(made.images):
+            made = made.rows(self.least_known(context, made.images, made.wanted))
+        return made
+
+    def all_images(self, context: AggregationContext) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A balanced set from each received model or from all as one, all together, and which model made which."""
         fed, classes = context.fed, context.fed.schema.classes
         labels = torch.arange(classes).repeat_interleave(self.per_class)
-        every = labels.repeat(len(context.received))
+        single = self.source == "models"
+        every = labels.repeat(len(context.received)) if single else labels
+        makers = torch.arange(len(context.received)).repeat_interleave(len(labels)) if single else None
         rng = fed.rng("zero-shot control")
         noise = draw_start(self.start, len(every), fed.schema.shape, rng)
         images = stand_ins(self.images, every, noise, draw_from_all(fed) if self.images == "real" else None, rng)
-        if images is None:
-            common = {"spec": context.spec, "start": self.start, "labels": labels, "inversion": self.inversion()}
-            done = fed.compute(invert_model, {c: {"model": w, **common} for c, w in context.received.items()})
-            images = torch.cat([done[client].images for client in context.received])
-        if self.amounts == "missing":
-            kept = self.least_known(context, images, every)
-            return images[kept], every[kept]
-        return images, every
+        if images is None and single:
+            images = from_each_model(context, labels, self.start, self.inversion())
+        elif images is None:
+            images, every = from_ensemble(context, self.per_class, self.start, self.inversion())
+        return images, every, makers
 
     def least_known(self, context: AggregationContext, images: Tensor, labels: Tensor) -> Tensor:
         """Which images to keep so that the classes the average recognises least have the most."""
         asked = {"average": {"model": context.model, "spec": context.spec, "images": images}}
         said = context.fed.compute(classify_images, asked)["average"].probabilities
         doubt = 1 - said.gather(1, labels[:, None]).squeeze(1)
-        per_class = torch.stack([doubt[labels == c].mean() for c in range(context.fed.schema.classes)])
-        share = per_class / per_class.max().clamp_min(1e-6)
-        return torch.cat([spread(torch.nonzero(labels == c)[:, 0], float(share[c])) for c in range(len(share))])
+        present = labels.unique().tolist()  # a consensus may have left nothing of a class
+        per_class = torch.stack([doubt[labels == c].mean() for c in present])
+        share = (per_class / per_class.max().clamp_min(1e-6)).tolist()
+        return torch.cat([spread(torch.nonzero(labels == c)[:, 0], s) for c, s in zip(present, share, strict=True)])
 
 
 def spread(rows: Tensor, share: float) -> Tensor:
@@ -198,7 +243,7 @@ def first_of_each(images: Tensor, labels: Tensor, count: int) -> tuple[Tensor, T
     return images[rows], labels[rows]
 
 
-class ZdaConfig(ZeroShotSettings, TuningSettings, LateStart, LoopConfig):
+class ZdaConfig(ZeroShotSettings, SourceSettings, TuningSettings, LateStart, LoopConfig):
     """Settings of both together."""
 
     turns: Literal["both", "alternate"] = Field(

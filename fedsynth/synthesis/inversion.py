@@ -19,6 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsynth.errors import ConfigError
 from fedsynth.learning.answers import evaluating
+from fedsynth.synthesis.image_priors import NO_PRIORS, Priors, priors_of, shifted
+
+WINDOW = 10  # steps over which a loss is compared
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Inversion:
     tolerance: float = 0.0  # an input whose cross-entropy falls below this is left as it is
     statistics: float = 0.0  # weight of the BatchNorm statistics (eq. 3); the cross-entropy has weight 1
     reduction: Literal["sum", "mean"] = "sum"  # of the cross-entropy; mean: the statistics weigh alike for any batch
+    priors: Priors = NO_PRIORS
+    converged: float = 0.0  # stop when ten steps lower the loss of the batch by less than this share of it
 
 
 Start = Literal["normal", "grey"]
@@ -47,26 +52,53 @@ def draw_start(kind: Start, count: int, shape: tuple[int, ...], rng: np.random.G
 
 def invert(model: nn.Module, start: Tensor, labels: Tensor, how: Inversion) -> Tensor:
     """Inputs that the model takes for `labels`, from `start` (n, *shape). The model is not changed."""
+    how.priors.check(start)
     x = start.detach().clone(memory_format=torch.channels_last if start.dim() == 4 else torch.contiguous_format)
     moving = torch.ones(len(x), dtype=torch.bool, device=x.device)
     step = _Adam(x, how.lr) if how.optimizer == "adam" else lambda x, gradient: x - how.lr * gradient
-    with _frozen(model), _tied_statistics(model, how.statistics):
-        for _ in range(how.steps):
+    watch = _Watch(how.converged)
+    with _frozen(model), _tied_statistics(model, how.statistics, watch.terms):
+        for index in range(how.steps):
             x.requires_grad_()
-            losses = F.cross_entropy(model(x), labels, reduction="none")
+            seen = shifted(x, index, how.priors.shifts) if how.priors.shifts else x
+            losses = F.cross_entropy(model(seen), labels, reduction="none")
             if how.tolerance > 0:
                 moving &= losses.detach() >= how.tolerance
                 if not moving.any():
                     break
             # A sum leaves every input the gradient it would have alone.
             loss = losses.sum() if how.reduction == "sum" else losses.mean()
+            if how.priors.variation or how.priors.likeness:
+                loss = loss + priors_of(x, labels, how.priors)
             (gradient,) = torch.autograd.grad(loss, x)
             with torch.no_grad():
                 moved = step(x, gradient)
                 if how.tolerance > 0:
                     moved = torch.where(moving.view(-1, *[1] * (x.dim() - 1)), moved, x)
                 x = moved if how.low is None and how.high is None else moved.clamp(how.low, how.high)
+            if watch.settled(loss):
+                break
     return x.detach()
+
+
+class _Watch:
+    """Looks whether the loss of the batch still falls: its mean over ten steps against that of the ten before."""
+
+    def __init__(self, least: float) -> None:
+        self.least = least
+        self.terms: list[Tensor] | None = [] if least else None  # of the BatchNorm statistics, of the step under way
+        self.losses: list[float] = []
+
+    def settled(self, loss: Tensor) -> bool:
+        """Take in one step; whether to stop after it. Asked every ten steps, so that a batch is not read every time."""
+        if self.terms is None:
+            return False
+        self.losses.append(float(loss.detach() + sum(self.terms)))
+        self.terms.clear()
+        if len(self.losses) % WINDOW or len(self.losses) < 2 * WINDOW:
+            return False
+        before, now = sum(self.losses[-2 * WINDOW : -WINDOW]), sum(self.losses[-WINDOW:])
+        return now > (1 - self.least) * before
 
 
 class _Adam:
@@ -91,10 +123,15 @@ class _Tied(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, mean: Tensor, deviation: Tensor, eps: float, weight: float) -> Tensor:
+    def forward(
+        ctx: Any, z: Tensor, mean: Tensor, deviation: Tensor, eps: float, weight: float, terms: list[Tensor] | None
+    ) -> Tensor:
         normal, of_batch, inverse = torch.native_batch_norm(z, None, None, None, None, True, 0.0, eps)
+        off, wide = of_batch - mean, 1 / inverse - deviation
+        if terms is not None:
+            terms.append(weight * (off.square().sum() + wide.square().sum()))
         scale = 2 * weight * z.shape[1] / z.numel()
-        ctx.save_for_backward(normal, scale * (of_batch - mean), scale * (1 / inverse - deviation))
+        ctx.save_for_backward(normal, scale * off, scale * wide)
         return z.view_as(z)
 
     @staticmethod
@@ -102,19 +139,19 @@ class _Tied(torch.autograd.Function):
         normal, towards_mean, towards_deviation = ctx.saved_tensors
         channels = [1, -1, *[1] * (gradient.dim() - 2)]
         own = torch.addcmul(towards_mean.view(channels), normal, towards_deviation.view(channels))
-        return own.add_(gradient), None, None, None, None
+        return own.add_(gradient), None, None, None, None, None
 
 
 @contextmanager
-def _tied_statistics(model: nn.Module, weight: float) -> Iterator[None]:
-    """Gradients inside have the statistics term of every BatchNorm layer added to them."""
+def _tied_statistics(model: nn.Module, weight: float, terms: list[Tensor] | None) -> Iterator[None]:
+    """Gradients inside have the statistics term of every BatchNorm layer added to them; `terms` gets its values."""
 
     def tie(layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         assert isinstance(layer, _BatchNorm)
         assert layer.running_mean is not None
         assert layer.running_var is not None
         stored = (layer.running_var + layer.eps).sqrt()
-        return _Tied.apply(inputs[0], layer.running_mean, stored, layer.eps, weight)
+        return _Tied.apply(inputs[0], layer.running_mean, stored, layer.eps, weight, terms)
 
     hooks = [layer.register_forward_pre_hook(tie) for layer in require_batch_norm(model)] if weight else []
     try:

@@ -379,7 +379,7 @@ def test_scores_of_interior_points_are_seen_as_a_sum_only(run_method: RunMethod,
     secure = run_method("agg_enhance", digits, model=SMALL["cnn"], settings=POINTS | SECURE, rounds=2)
     assert farthest(plain.model, secure.model) < 1e-4
     tasks = [ask.task for ask in secure.asks if ask.name != "tune_model"]
-    sums = [*STAGES, "agg_enhance.make_candidates", *STAGES[:2], "agg_enhance.score_masked", STAGES[3]]
+    sums = [*STAGES, "agg_enhance.clients.make_candidates", *STAGES[:2], "agg_enhance.clients.score_masked", STAGES[3]]
     assert tasks == sums * 2
     notes = " ".join(secure.fed.participation.notes)
     assert "a release beside the updates, which secure aggregation does not cover" in notes

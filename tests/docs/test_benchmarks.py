@@ -96,3 +96,66 @@ def test_a_lucky_round_crosses_first_and_a_mean_later(convergence):
 def test_change_from_round_to_round(convergence):
     assert convergence.mean_change([0.1, 0.3, 0.2]) == pytest.approx(0.15)
     assert convergence.mean_change([0.4]) == 0
+
+
+@pytest.fixture
+def burn_in(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import burn_in
+
+    yield burn_in
+    sys.modules.pop("burn_in")
+
+
+SHORT = {
+    "data": {"name": "digits", "limit": 200},
+    "partition": {"name": "dirichlet", "num_clients": 4, "alpha": 0.5},
+    "model": {"name": "zda_cnn", "channels": [4, 4]},
+    "train": {"rounds": 4, "local_epochs": 1, "batch_size": 16, "fraction": 0.5},
+    "evaluation": {"test_curve": True},
+}
+ROWS = {
+    "fedavg": {"name": "fedavg", "local_data": "own"},
+    "ZDAC": {"name": "fed_zdac", "start_round": 3, "steps": 2, "per_class": 1},
+    "ZDAS": {"name": "fed_zdas", "start_round": 3, "steps": 2, "per_class": 1, "source": "ensemble", "store": 2},
+}
+
+
+def test_rows_that_go_on_from_shared_rounds_have_the_bits_of_runs_of_their_own(harness, burn_in, tmp_path):
+    """Weights and every line of the metrics but its seconds; the shared row, too, which stopped on its way."""
+    forked = {"first": ("fedavg",), "shared": "fedavg", "burn_in": 2, "forked": ("ZDAC", "ZDAS")}
+    part, alone = harness.Part("part", lambda: SHORT, ROWS, **forked), harness.Part("part", lambda: SHORT, ROWS)
+    for row in ROWS:
+        (run,) = [run for run in harness.planned([part], row) if run.seed == 0]
+        table, kept, rounds = run.job(tmp_path / "shared")
+        assert (kept is not None, rounds) == (True, 2 if row == "fedavg" else 0)
+        harness.complete(table, kept, rounds)
+        harness.complete(alone.experiment(row, 0, tmp_path / "alone"))
+        one, other = (tmp_path / where / part.folder(row, 0) for where in ("shared", "alone"))
+        assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+        curves = [harness.curve_of(part.experiment(row, 0, tmp_path / where)) for where in ("shared", "alone")]
+        for lines in curves:
+            assert [line["round"] for line in lines] == [1, 2, 3, 4]
+            for line in lines:
+                del line["seconds"]
+        assert curves[0] == curves[1]
+    steps = (tmp_path / "shared" / "part-fedavg-s0-after-2" / "metrics.jsonl").read_text().splitlines()
+    assert len(steps) == 2
+
+
+def test_only_the_method_may_differ_from_the_shared_rounds(harness, burn_in, tmp_path):
+    from fedsynth.errors import ConfigError
+
+    forked = {"first": ("fedavg",), "shared": "fedavg", "burn_in": 1, "forked": ("ZDAC",)}
+    sections = {"ZDAC": {"train": {**SHORT["train"], "lr": 0.3}}}
+    part = harness.Part("part", lambda: SHORT, ROWS, sections=sections, **forked)
+    for row in ("fedavg", "ZDAC"):
+        (run,) = [run for run in harness.planned([part], row) if run.seed == 0]
+        if row == "fedavg":
+            burn_in.keep_after(run.job(tmp_path)[0], 1, run.job(tmp_path)[1])
+            continue
+        with pytest.raises(ConfigError, match="in more than its method: train"):
+            harness.complete(*run.job(tmp_path))
+        assert not (tmp_path / part.folder(row, 0)).exists()
+    with pytest.raises(ValueError, match="must be in `first`"):
+        harness.Part("part", lambda: SHORT, ROWS, forked=("ZDAC",))

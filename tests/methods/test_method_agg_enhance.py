@@ -1,8 +1,9 @@
-"""AggEnhance: points by consensus, a bounded queue, candidates at the server or at the clients, and its refusals."""
+"""AggEnhance: points by consensus, which are kept, candidates at the server or at the clients, and its refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from federations import SMALL, Ask, Finished, farthest, same_bits, some_clients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedsynth
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import build_model
 from fedsynth.methods.agg_enhance import InteriorPoints
+from fedsynth.methods.agg_enhance.search import Search
 from fedsynth.privacy import PrivacyConfig
 from fedsynth.seeding import generator
 from fedsynth.synthesis.inversion import choose_by_consensus, consensus
@@ -87,28 +90,130 @@ def test_a_run_keeps_the_candidates_that_the_loop_would_keep(digits: FederatedDa
         assert agreed >= CLASSES - 1, "but for a tie that rounding may turn"
 
 
-# -- the queue ------------------------------------------------------------------------------------------------------
+# -- the points that are kept ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("queue", [1, 2])
-def test_the_queue_is_bounded_and_points_start_between_the_last_and_noise(
-    queue: int, digits: FederatedData, run_method: RunMethod
-) -> None:
+def starts(done: Finished) -> list[torch.Tensor]:
+    """What the points of each round started from; it is the same for every model."""
+    found = []
+    for ask in asked(done, "invert_model"):
+        first, *others = (request["fields"]["start"] for request in ask.requests.values())
+        assert all(torch.equal(first, other) for other in others)
+        found.append(first)
+    return found
+
+
+def noise_of(round: int, count: int = CLASSES) -> torch.Tensor:
+    return torch.from_numpy(generator(0, "interior points", "server", round).random((count, 1, 8, 8))).float()
+
+
+@pytest.mark.parametrize("queue", [0, 1, 2])
+def test_a_queue_holds_the_points_of_so_many_rounds(queue: int, digits: FederatedData, run_method: RunMethod) -> None:
     done = run_method("agg_enhance", digits, settings=QUICK | {"queue": queue}, rounds=4, fraction=0.4, **TINY)
-    tuned, made = asked(done, "tune_model"), asked(done, "invert_model")
-    assert [len(ask.fields["images"]) for ask in tuned] == [CLASSES * min(queue, k) for k in (1, 2, 3, 4)]
+    tuned = asked(done, "tune_model")
+    assert [len(ask.fields["images"]) for ask in tuned] == [CLASSES * min(queue or 9, k) for k in (1, 2, 3, 4)]
     for ask in tuned:
         assert ask.fields["labels"].tolist() == list(range(CLASSES)) * (len(ask.fields["labels"]) // CLASSES)
-        assert 0 <= ask.fields["images"].min() <= ask.fields["images"].max() <= 1
-    if queue == 2:
-        assert torch.equal(tuned[3].fields["images"][:CLASSES], tuned[2].fields["images"][CLASSES:])
-    for index, ask in enumerate(made):
-        noise = generator(0, "interior points", "server", index + 1).random((CLASSES, 1, 8, 8))
-        start = torch.from_numpy(noise).float()
-        if index:
-            start = (tuned[index - 1].fields["images"][-CLASSES:] + start) / 2
-        for request in ask.requests.values():
-            assert torch.equal(request["fields"]["start"], start)
+    if queue != 1:
+        older, newer = (ask.fields["images"] for ask in tuned[2:])
+        assert torch.equal(newer[-2 * CLASSES : -CLASSES], older[-CLASSES:])
+
+
+def test_published_points_start_between_the_last_and_noise_and_all_are_kept(
+    digits: FederatedData, run_method: RunMethod
+) -> None:
+    """Algorithm 2, lines 1 to 4 and 18 to 21; the first start from noise alone."""
+    settings = QUICK | {"form": "published"}
+    done = run_method("agg_enhance", digits, settings=settings, rounds=4, fraction=0.4, **TINY)
+    tuned = [ask.fields["images"] for ask in asked(done, "tune_model")]
+    assert [len(images) for images in tuned] == [CLASSES * k for k in (1, 2, 3, 4)]
+    for index, start in enumerate(starts(done)):
+        expected = (tuned[index - 1][-CLASSES:] + noise_of(index + 1)) / 2 if index else noise_of(1)
+        assert torch.equal(start, expected)
+
+
+def test_published_points_are_those_of_gradient_descent(digits: FederatedData, run_method: RunMethod) -> None:
+    """Equation 11 by hand: the candidates of one model after two steps at rate 0.1, without limits."""
+    done = run_method("agg_enhance", digits, settings=QUICK | {"form": "published", "steps": 2}, rounds=1, **TINY)
+    (made,) = asked(done, "invert_model")
+    client, request = next(iter(made.requests.items()))
+    net = build_model(SMALL["cnn"], (1, 8, 8), CLASSES, seed=0)
+    net.load_state_dict(request["fields"]["model"])
+    found = made.replies[client]["images"]
+    for label in range(CLASSES):
+        x = noise_of(1)[label][None]
+        for _ in range(2):
+            x = x.detach().requires_grad_()
+            torch.nn.functional.cross_entropy(net(x), torch.tensor([label])).backward()
+            assert x.grad is not None
+            x = x - 0.1 * x.grad
+        assert torch.allclose(found[label], x.detach()[0], atol=1e-5)
+
+
+def test_our_points_start_from_noise(digits: FederatedData, run_method: RunMethod) -> None:
+    done = run_method("agg_enhance", digits, settings=QUICK, rounds=3, fraction=0.4, **TINY)
+    for index, start in enumerate(starts(done)):
+        assert torch.equal(start, noise_of(index + 1))
+
+
+def test_old_points_lose_weight(digits: FederatedData, run_method: RunMethod) -> None:
+    """Figure 16: 0.99 to the power of a point's age, as a weight of its loss."""
+    settings = QUICK | {"form": "published", "decay": 0.01}
+    done = run_method("agg_enhance", digits, settings=settings, rounds=3, fraction=0.4, **TINY)
+    targets = asked(done, "tune_model")[2].fields["labels"]
+    weights = torch.tensor([0.99**2, 0.99, 1.0]).repeat_interleave(CLASSES)
+    assert torch.allclose(targets, torch.eye(CLASSES).repeat(3, 1) * weights[:, None])
+    scores = torch.randn(3 * CLASSES, CLASSES)
+    each = torch.nn.functional.cross_entropy(scores, torch.arange(3 * CLASSES) % CLASSES, reduction="none")
+    assert torch.nn.functional.cross_entropy(scores, targets) == pytest.approx(float((weights * each).mean()), rel=1e-5)
+
+
+def test_every_model_makes_a_candidate_from_every_start(digits: FederatedData, run_method: RunMethod) -> None:
+    done = run_method("agg_enhance", digits, settings=QUICK | {"restarts": 3}, rounds=1, **TINY)
+    assert torch.equal(starts(done)[0], noise_of(1, 3 * CLASSES))
+    (made,), (said,), (tuned,) = (asked(done, task) for task in ("invert_model", "classify_images", "tune_model"))
+    everything = torch.cat([reply["images"] for reply in made.replies.values()])
+    assert torch.equal(said.fields["images"], everything)
+    labels = torch.arange(len(everything)) % CLASSES
+    scores = consensus(torch.stack([reply["probabilities"] for reply in said.replies.values()]), labels)
+    for label, image in enumerate(tuned.fields["images"]):
+        best = scores[labels == label].argmax()
+        assert torch.equal(image, everything[labels == label][best])
+
+
+def test_soft_labels_are_the_models_mean_opinion(digits: FederatedData, run_method: RunMethod) -> None:
+    done = run_method("agg_enhance", digits, settings=QUICK | {"labels": "soft"}, rounds=1, **TINY)
+    (said,), (tuned,) = asked(done, "classify_images"), asked(done, "tune_model")
+    mean = torch.stack([reply["probabilities"] for reply in said.replies.values()]).mean(0)
+    for image, target in zip(tuned.fields["images"], tuned.fields["labels"], strict=True):
+        place = (said.fields["images"] == image).flatten(1).all(1).nonzero()[0, 0]
+        assert torch.allclose(target, mean[place])
+    clients = run_method("agg_enhance", digits, settings=QUICK | {"labels": "soft", "secure": True}, rounds=1, **TINY)
+    assert same_bits(done.model, clients.model)
+
+
+def test_soft_labels_are_refused_where_opinions_are_summed() -> None:
+    net = build_model(SMALL["cnn"], (1, 8, 8), CLASSES, seed=0)
+    points = InteriorPoints(labels="soft", secure=True)
+    points.check(net, PrivacyConfig())
+    with pytest.raises(ConfigError, match='set labels = "hard"'):
+        points.check(net, PrivacyConfig(secure_aggregation=True))
+
+
+def test_classes_with_little_consensus_are_left_out(digits: FederatedData, run_method: RunMethod) -> None:
+    common = {"rounds": 1, **TINY}
+    plain = run_method("agg_enhance", digits, settings=QUICK | {"steps": 30}, **common)
+    (said,) = asked(plain, "classify_images")
+    labels = torch.arange(len(said.fields["images"])) % CLASSES
+    said_of_each = torch.stack([reply["probabilities"] for reply in said.replies.values()])
+    best = (consensus(said_of_each, labels) / len(said_of_each)).view(-1, CLASSES).max(0).values
+    limit = float(best.max()) / 2
+    settings = QUICK | {"steps": 30, "min_consensus": limit}
+    (tuned,) = asked(run_method("agg_enhance", digits, settings=settings, **common), "tune_model")
+    assert tuned.fields["labels"].tolist() == torch.nonzero(best >= limit)[:, 0].tolist()
+    assert 0 < len(tuned.fields["labels"]) < CLASSES
+    nobody = run_method("agg_enhance", digits, settings=QUICK | {"steps": 0, "min_consensus": 1.0}, **TINY)
+    assert same_bits(nobody.model, run_method("fedavg", digits, **TINY).model), "FedAvg where no point convinces"
 
 
 def test_the_control_is_noise_of_the_same_number(digits: FederatedData, run_method: RunMethod) -> None:
@@ -151,7 +256,7 @@ def test_their_candidates_are_unprotected_releases(digits: FederatedData, run_me
     done = run_method("agg_enhance", digits, settings=QUICK | {"secure": True}, rounds=2, **TINY)
     rows = [row for row in done.fed.participation.ledger.rows(1e-5) if row.kind == "release"]
     found = {row.release: row for row in rows}
-    for release in ("agg_enhance.make_candidates.points", "agg_enhance.score_candidates.probabilities"):
+    for release in ("agg_enhance.clients.make_candidates.points", "agg_enhance.clients.score_candidates.probabilities"):
         assert (found[release].proven, found[release].mechanism, found[release].times) == ("none", "none", 2)
         assert len(found[release].clients) == len(digits.clients)
     assert any("secure aggregation does not cover" in note for note in done.fed.participation.notes)
@@ -168,9 +273,51 @@ def test_their_candidates_are_unprotected_releases(digits: FederatedData, run_me
 def test_a_round_in_which_no_client_answers_leaves_the_aggregate(
     name: str, nothing: Any, digits: FederatedData, run_method: RunMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(InteriorPoints, name, lambda *args: nothing)
+    monkeypatch.setattr(Search, name, lambda *args: nothing)
     done = run_method("agg_enhance", digits, settings=QUICK | {"secure": True}, rounds=2, **TINY)
     assert same_bits(done.model, run_method("fedavg", digits, rounds=2, **TINY).model)
+
+
+# -- controls and numbers -------------------------------------------------------------------------------------------
+
+
+def rows_of(images: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+def test_real_points_are_new_in_every_round_and_prior_ones_stay(digits: FederatedData, run_method: RunMethod) -> None:
+    x, y = digits.pooled("train").tensors()
+    of_class = [rows_of(x[y == label]) for label in range(CLASSES)]
+    there = [label for label in range(CLASSES) if of_class[label]]
+    points = {}
+    for kind in ("real", "prior"):
+        done = run_method("agg_enhance", digits, settings=QUICK | {"points": kind}, rounds=3, fraction=0.4, **TINY)
+        assert own_work(done) == {"tune_model"}
+        points[kind] = [ask.fields["images"] for ask in asked(done, "tune_model")]
+        for images in points[kind]:
+            assert all(images[label].numpy().tobytes() in of_class[label] for label in there)
+        assert any("Real images crossed" in note for note in done.fed.participation.notes)
+    assert rows_of(points["real"][0]) != rows_of(points["real"][1])
+    first, *later = points["prior"]
+    assert all(torch.equal(first, images) for images in later), "one of each class, for good (fig. 9)"
+
+
+@pytest.mark.parametrize("form", ["ours", "published"])
+def test_alignment_and_consensus_are_in_the_metrics_of_every_round(form: str, tmp_path: Path) -> None:
+    result = fedsynth.run(
+        {"name": "agg_enhance", "form": form, **QUICK},
+        runs=str(tmp_path),
+        data={"name": "digits", "limit": 200},
+        partition={"name": "dirichlet", "num_clients": 3, "alpha": 1.0},
+        model={"name": "mlp", "hidden": [6]},
+        train={"rounds": 2, "local_epochs": 1},
+        engine={"workers": 1},
+    )
+    for row in result.metrics:
+        assert -1 <= row.measured["alignment"] <= 1
+        assert 0 <= row.measured["consensus"] <= 1
+    shown = sorted(file.name for file in (result.path / "samples").glob("interior-points-*.safetensors"))
+    assert shown[-1] == "interior-points-round-0002.safetensors", "all that are kept at the end, for `quality` (fig. 8)"
 
 
 # -- settings, other bases, refusals --------------------------------------------------------------------------------
@@ -178,21 +325,25 @@ def test_a_round_in_which_no_client_answers_leaves_the_aggregate(
 
 def test_the_published_form_fills_in_what_is_not_given() -> None:
     published = find_method("agg_enhance").config(form="published", tune_rate=0.5)
-    assert (published.image_optimizer, published.clamp, published.tune_rate) == ("sgd", False, 0.5)
+    assert (published.start, published.queue, published.tune_rate) == ("last", 0, 0.5)
     ours = InteriorPoints.parse("interior_points")
-    assert (ours.image_optimizer, ours.clamp, ours.tune_rate) == ("adam", True, 0.2)
+    assert (ours.start, ours.queue, ours.tune_rate, ours.max_tune_lr) == ("noise", 1, 1.0, 0.05)
     again = InteriorPoints.parse(
         InteriorPoints.parse({"name": "interior_points", "form": "published"}).model_dump(mode="json")
     )
-    assert (again.form, again.image_optimizer) == ("published", "sgd")
+    assert (again.form, again.queue, again.max_tune_lr) == ("published", 0, 0.0)
 
 
-def test_the_tuning_rate_follows_the_clients(digits: FederatedData, run_method: RunMethod) -> None:
-    rates = {"lr": 0.2, "schedule": "step", "lr_step": 1, "lr_gamma": 0.5}
-    done = run_method("agg_enhance", digits, settings=QUICK, rounds=2, **rates, **TINY)
-    tuned = [ask.fields["training"]["lr"] for ask in asked(done, "tune_model")]
-    assert tuned == pytest.approx([0.2 * ask.training["lr"] for ask in done.rounds()])
-    assert tuned[1] == tuned[0] / 2
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, [0.05, 0.02]), ({"form": "published"}, [0.08, 0.02]), ({"tune_rate": 0.5}, [0.04, 0.01])],
+)
+def test_the_tuning_rate_follows_the_clients_up_to_its_limit(
+    settings: dict[str, Any], expected: list[float], digits: FederatedData, run_method: RunMethod
+) -> None:
+    rates = {"lr": 0.08, "schedule": "step", "lr_step": 1, "lr_gamma": 0.25}
+    done = run_method("agg_enhance", digits, settings=QUICK | settings, rounds=2, **rates, **TINY)
+    assert [ask.fields["training"]["lr"] for ask in asked(done, "tune_model")] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("method", ["fedprox", "trimmed_mean", "fedopt", "feddpms", "fedvae"])

@@ -100,6 +100,7 @@ ZERO_SHOT = {"steps": 2, "per_class": 1}
         ({"post_aggregation": {"name": "interior_points", "steps": 2}}, "agg_enhance", {"steps": 2}),
         ({"post_aggregation": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdas", ZERO_SHOT),
         ({"post_aggregation": {"name": "ccvr", "draws": 20}}, "ccvr", {"draws": 20}),
+        ({"post_aggregation": {"name": "class_bias", "count": 20}}, "class_bias", {"count": 20}),
         ({"local_data": {"name": "zero_shot", **ZERO_SHOT}}, "fed_zdac", ZERO_SHOT),
         (
             {slot: {"name": "zero_shot", **ZERO_SHOT} for slot in ("post_aggregation", "local_data")},

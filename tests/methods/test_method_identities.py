@@ -37,7 +37,11 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "data sharing of nothing": ("data_sharing", {"share": 0}),
     "moments that nothing is drawn from": ("moments", {"share": 0}),
     "CCVR without training the head": ("ccvr", {"head_epochs": 0}),
+    "class bias that stays": ("class_bias", {"strength": 0.0}),
+    "class bias after the last round": ("class_bias", {"start_round": 4}),
     "FedGen alpha=0": ("fedgen", {"alpha": 0}),
+    "FedFTG without iterations": ("fedftg", {"iterations": 0}),
+    "FedFTG after the last round": ("fedftg", {"start_round": 4}),
 }
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
@@ -109,7 +113,9 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "data sharing": ("data_sharing", {}),
     "moments": ("moments", {}),
     "CCVR": ("ccvr", {}),
+    "class bias": ("class_bias", {}),
     "FedGen": ("fedgen", {}),
+    "FedFTG": ("fedftg", {"iterations": 2, "channels": 2}),
     "Astraea": ("astraea", {}),
 }
 

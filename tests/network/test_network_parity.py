@@ -30,7 +30,14 @@ Files = Callable[..., dict[str, Path]]
 SMALL_CNN = {"name": "cnn", "channels": [4, 6], "hidden": [8]}
 NORMED = {"name": "zda_cnn", "channels": [4, 6]}
 PFL_GAN = {
-    **{"gan_steps": 3, "gan_channels": 2, "gan_latent": 3, "refined_steps": 2, "samples_per_class": 4},
+    **{
+        "gan_steps": 3,
+        "gan_channels": 2,
+        "gan_latent": 3,
+        "use": "refined",
+        "refined_steps": 2,
+        "samples_per_class": 4,
+    },
     **{"encoder_steps": 3, "encoder_latent": 8, "side_by_side": 3, "threshold": "none"},
 }
 METHODS: dict[str, dict[str, Any]] = {
@@ -44,6 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pfl_gan": {"method": PFL_GAN},
     "ccvr": {"model": SMALL_CNN, "method": {"draws": 10, "covariance": "shared"}},
     "ensemble": {"model": NORMED},
+    "fedftg": {"model": NORMED, "method": {"iterations": 2, "channels": 2}},
     "fedgen": {"model": NORMED, "method": {"generator_steps": 3}},
     "secure": {"method": {"name": "fedprox"}, "privacy": {"secure_aggregation": True}},
     "agg_enhance_secure": {

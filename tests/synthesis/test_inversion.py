@@ -9,6 +9,8 @@ from torch import nn
 
 from fedsynth.errors import ConfigError
 from fedsynth.learning.models import ModelSpec, build_model
+from fedsynth.synthesis.image_priors import NO_PRIORS as OFF
+from fedsynth.synthesis.image_priors import Priors, likeness, shifted
 from fedsynth.synthesis.inversion import Inversion, choose_by_consensus, consensus, invert
 
 
@@ -203,3 +205,62 @@ def test_consensus_by_hand():
     assert scores.tolist() == pytest.approx([1.6, 2.3, 1.7, 1.3, 2.2, 0.8], abs=1e-6)
     candidates = torch.arange(6.0).reshape(3, 2, 1)
     assert choose_by_consensus(candidates, scores).flatten().tolist() == [4.0, 1.0]
+
+
+def test_off_by_default_and_priors_by_hand():
+    """One step of each term on two images of one class and one of another, against autograd on the formulas."""
+    model, labels, x = network("cnn"), torch.tensor([1, 1, 2]), start(3)
+    how = {"steps": 1, "lr": 1.0, "optimizer": "sgd", "low": None, "high": None, "reduction": "mean"}
+    assert torch.equal(
+        invert(model, x, labels, Inversion(**how)), invert(model, x, labels, Inversion(**how, priors=OFF))
+    )
+
+    y = x.clone().requires_grad_()
+    differences = (y[..., 1:, :] - y[..., :-1, :]).abs().sum() + (y[..., 1:] - y[..., :-1]).abs().sum()
+    off = y.flatten(1) - y.flatten(1).mean(0)
+    cosine = F.cosine_similarity(off[0], off[1], dim=0)  # the only pair of one class
+    (F.cross_entropy(model(y), labels) + 0.1 * differences / 3 + 0.2 * cosine).backward()
+    made = invert(model, x, labels, Inversion(**how, priors=Priors(variation=0.1, likeness=0.2)))
+    assert torch.allclose(made, x - y.grad, rtol=0, atol=1e-12)
+
+    y = x.clone().requires_grad_()
+    up = torch.cat([y[..., 2:, :], y[..., :2, :]], dim=-2)  # the first shift is up and left
+    F.cross_entropy(model(torch.cat([up[..., 2:], up[..., :2]], dim=-1)), labels).backward()
+    made = invert(model, x, labels, Inversion(**how, priors=Priors(shifts=2)))
+    assert torch.allclose(made, x - y.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7])
+def test_every_shift_of_the_window_comes_once(most):
+    x = torch.zeros(1, 1, 16, 16)
+    x[0, 0, 8, 8] = 1
+    places = [divmod(int(shifted(x, step, most).flatten().argmax()), 16) for step in range((2 * most + 1) ** 2)]
+    window = range(8 - most, 8 + most + 1)
+    assert sorted(places) == [(row, column) for row in window for column in window]
+
+
+def test_unlike_images_of_a_class_have_less_likeness():
+    labels = torch.tensor([0, 0, 1, 1])
+    one, other = start(1, 1), start(1, 2)
+    same, apart = torch.cat([one, one, other, other]), torch.cat([one, other, one, other])
+    assert float(likeness(same, labels)) == pytest.approx(1)
+    assert float(likeness(apart, labels)) == pytest.approx(-1)
+    assert float(likeness(apart, torch.arange(4))) == 0
+
+
+def test_it_stops_when_the_loss_no_longer_falls_and_not_before():
+    model, labels, x = network(), torch.arange(5), start(5)
+    common = {"statistics": 1.0, "reduction": "mean"}
+    stopped = invert(model, x, labels, Inversion(steps=2000, converged=0.05, **common))
+    runs = {steps: invert(model, x, labels, Inversion(steps=steps, **common)) for steps in range(20, 400, 10)}
+    taken = [steps for steps, images in runs.items() if torch.equal(images, stopped)]
+    assert len(taken) == 1, "whole tens of steps, the same ones as without a stop"
+    never = invert(model, x, labels, Inversion(steps=taken[0], converged=1e-9, **common))
+    assert torch.equal(never, runs[taken[0]])
+
+
+def test_priors_of_pixels_are_refused_for_vectors():
+    vectors = torch.zeros(3, 4)
+    with pytest.raises(ConfigError, match="set variation = 0"):
+        invert(nn.Linear(4, 3), vectors, torch.arange(3), Inversion(priors=Priors(shifts=1)))
+    assert invert(nn.Linear(4, 3), vectors, torch.arange(3), Inversion(steps=1, priors=OFF)).shape == (3, 4)
