@@ -4,9 +4,9 @@ There are k models with random starts. In each round every sampled client takes 
 own training data, ĵ = argmin_j F_i(θ_j), and trains it; the server averages, for each model, what came of it. A model
 that nobody took waits. A client is evaluated with the model that fits its training data best.
 
-Deviations: replies are weighted by examples, as in FedAvg; `form = "published"` has the paper's plain mean. Choosing and training are two requests, so that a client receives the model that it chose twice.
-The first start is that of every other method here. One try: the paper also restarts. With one model it is FedAvg,
-bit-identical.
+Deviations: replies are weighted by examples, as in FedAvg; `form = "published"` has the paper's plain mean. Choosing
+and training are two requests, so that a client receives the model that it chose twice. The first start is that of every
+other method here. One try: the paper also restarts. With one model it is FedAvg, bit-identical.
 """
 
 from typing import Any, ClassVar
