@@ -56,7 +56,7 @@ def test_what_requires_individual_updates_is_refused(
         ("astraea", "models pass from client to client in it"),
         ("pfl_gan", "its server works with the generator of each client"),
         ("rfa_rfd", "its server weighs each client by itself"),
-        ("cluster_fedavg", "its server finds groups by what each client shares"),
+        *((name, "its server finds groups by what each client shares") for name in ("cluster_fedavg", "ifca", "cfl")),
         ("feddpms", "it trains in a task of its own"),
         ("faug", "it trains outside of the shared loop"),
         ("local", "it trains outside of the shared loop"),

@@ -21,12 +21,14 @@ OUTSIDE = [
     *(
         "analytic",
         "centralised",
+        "cfl",
         "cluster_fedavg",
         "faug",
         "feddpms",
         "fedpft",
         "fedvae",
         "finetune",
+        "ifca",
         "local",
         "rfa_rfd",
     )

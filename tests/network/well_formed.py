@@ -64,6 +64,13 @@ def model(draw: Draw) -> dict[str, Any]:
     return {"model": scaled(draw, start_weights(spec)), "spec": spec.model_dump(mode="json")}
 
 
+def several_models(draw: Draw) -> dict[str, Any]:
+    """Models of several groups, or of none."""
+    one = model(draw)
+    names = pick(draw, ["1"], ["1", "2"], [""], [])
+    return {"models": {f"{n}/{e}": entry for n in names for e, entry in one["model"].items()}, "spec": one["spec"]}
+
+
 def training(draw: Draw) -> dict[str, Any]:
     optimizer = pick(draw, "sgd", "adam", "adamw")
     return {
@@ -262,7 +269,6 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **model(d),
         **{"images": IMAGES, "through": pick(d, "bias", "weights"), "strength": pick(d, 0.0, 0.5, 1.0)},
     },
-    "cluster_fedavg.join_group": lambda d: {"group": "a"},
     "data_sharing.contribute": lambda d: {"wanted": np.full(CLASSES, pick(d, 0, 2, 10**6))},
     "data_sharing.keep_shared": lambda d: {"samples": samples(d)},
     "dense.distil_ensemble": lambda d: {
@@ -301,6 +307,8 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     },
     "fedmix.average_images": lambda d: {"mean_of": pick(d, 2, 3, 10**6)},
     "fedmix.keep_averages": lambda d: {"images": IMAGES, "labels": ONE_HOT},
+    "groups.join_group": lambda d: {"group": "a"},
+    "ifca.choose_group": several_models,
     "gandalf.clients.top_up": top_up,
     "gandalf.clients.train_gan_visit": lambda d: {
         **{"gan": gan(d), "moments": {}},
@@ -324,7 +332,8 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "pool": pick(d, 0, 4),
     },
     "pfl_gan.mixed_batches.receive_samples": lambda d: {
-        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())}
+        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())},
+        "duplicates": d(st.booleans()),
     },
     "pfl_gan.mixed_batches.train_on_mixed_batches": lambda d: {
         **{"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)}
