@@ -16,7 +16,7 @@ from fedsynth.federation.records import ADDED, ADDED_AT_SERVER, SYNTHETIC
 NOTE = "samples added"  # in the private state: of each class; the last note counts
 COPIES = "augmented copies"
 REAL = "real samples of other clients"
-INSTEAD = {"noise": "samples of noise", "real": REAL, "prior": REAL}
+INSTEAD = {"noise": "samples of noise", "duplicates": "own examples once more", "real": REAL, "prior": REAL}
 """What the controls of a method add in place of synthetic samples."""
 
 MOST_CLIENTS, MOST_NUMBERS = 2000, 100_000  # of these, times classes; beyond either there is no record by client

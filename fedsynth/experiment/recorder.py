@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsynth.data.dataset import Dataset
+from fedsynth.data.federated import FederatedData, RunData
 from fedsynth.evaluation.alignment import alignment
 from fedsynth.evaluation.fairness import score_classes
 from fedsynth.evaluation.measures import all_values, measure
@@ -203,3 +204,14 @@ def save_model(path: Path, weights: Weights, experiment: Experiment) -> None:
     # One entry: safetensors writes several in any order, and equal models must be equal files.
     metadata = {"fedsynth": json.dumps(about)}
     write_atomically(path, save({name: w.contiguous() for name, w in weights.items()}, metadata=metadata))
+
+
+def held_out(experiment: Experiment, data: RunData) -> Dataset | None:
+    """What the curves of a run may look at: the clients' validation parts together, in a simulation alone, or the
+    global test set where the experiment says so.
+    """
+    if isinstance(data, FederatedData) and experiment.evaluation.clients:
+        part = data.pooled("validation")
+        if len(part):
+            return part
+    return data.test if experiment.evaluation.test_curve else None

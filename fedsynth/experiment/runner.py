@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedsynth.components.class_counts import count_classes
-from fedsynth.data.dataset import Dataset, Schema
+from fedsynth.data.dataset import Schema
 from fedsynth.data.federated import DescribedData, FederatedData, RunData, load_federated
 from fedsynth.engines.faults import FaultyEngine
 from fedsynth.engines.local import LocalEngine, choose_workers
@@ -26,7 +26,7 @@ from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import plugin_files, read_run_config
 from fedsynth.experiment.folder import RunFolder, check_same_code, check_same_split
 from fedsynth.experiment.progress import Quiet, make_progress
-from fedsynth.experiment.recorder import Recorder, save_model
+from fedsynth.experiment.recorder import Recorder, held_out, save_model
 from fedsynth.experiment.synthesis import checks_of, keep_class_means, record_exactly
 from fedsynth.federation import Federation, Outcome, Policy
 from fedsynth.federation.host import TaskHost
@@ -199,17 +199,6 @@ def carry_out(
     folder.finish(summary)
     write_report([folder.path])
     return RunResult(summary, recorder.rows, outcome.model, folder.path, experiment, data.schema, whole)
-
-
-def held_out(experiment: Experiment, data: RunData) -> Dataset | None:
-    """What the curves of a run may look at: the clients' validation parts together, in a simulation alone, or the
-    global test set where the experiment says so.
-    """
-    if isinstance(data, FederatedData) and experiment.evaluation.clients:
-        part = data.pooled("validation")
-        if len(part):
-            return part
-    return data.test if experiment.evaluation.test_curve else None
 
 
 def with_told_counts(experiment: Experiment, data: RunData, fed: Federation, path: Path) -> RunData:

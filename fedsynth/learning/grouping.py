@@ -1,6 +1,7 @@
-"""Groups of clients by classes (GANDALF): similar, to train one generator, or balanced, to train sequentially.
+"""Groups of clients by classes (GANDALF): similar, to train one generator, or balanced, to train sequentially; and two
+parts of a group by similarities (Clustered FL).
 
-Plain functions of tables with a row per client and a column per class; no federation here.
+Plain functions of tables with a row per client; no federation here.
 """
 
 import math
@@ -74,6 +75,24 @@ def similar_groups(distributions: np.ndarray, groups: int, rng: np.random.Genera
             best, rank = found, (int(np.ptp(sizes)), spread)
     assert best is not None
     return _as_lists(_repaired(points, best, groups))
+
+
+def bipartition(similar: np.ndarray) -> tuple[list[int], list[int], float]:
+    """The cut in two parts across which the largest similarity is smallest, and that similarity.
+
+    Single linkage finds it: the most similar pair is joined again and again until two parts are left.
+    """
+    part = np.arange(len(similar))
+    rows, columns = np.triu_indices(len(similar), 1)
+    for pair in np.argsort(-similar[rows, columns], kind="stable"):
+        i, j = rows[pair], columns[pair]
+        if part[i] == part[j]:
+            continue
+        if len(np.unique(part)) == 2:
+            one = np.flatnonzero(part == part[0])
+            return one.tolist(), np.flatnonzero(part != part[0]).tolist(), float(similar[i, j])
+        part[part == part[j]] = part[i]
+    raise ValueError("two parts need two clients")
 
 
 def choose_generators(client_mix: np.ndarray, mixes: list[np.ndarray], j: int) -> list[int]:

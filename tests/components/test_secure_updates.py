@@ -56,7 +56,7 @@ def test_what_requires_individual_updates_is_refused(
         ("astraea", "models pass from client to client in it"),
         ("pfl_gan", "its server works with the generator of each client"),
         ("rfa_rfd", "its server weighs each client by itself"),
-        ("cluster_fedavg", "its server finds groups by what each client shares"),
+        *((name, "its server finds groups by what each client shares") for name in ("cluster_fedavg", "ifca", "cfl")),
         ("feddpms", "it trains in a task of its own"),
         ("faug", "it trains outside of the shared loop"),
         ("local", "it trains outside of the shared loop"),
@@ -79,7 +79,7 @@ QUICK: dict[str, dict[str, Any]] = {"fed_zdac": {"steps": 2, "per_class": 1, "st
 def test_every_method_refuses_it_or_keeps_to_it() -> None:
     built_in = [m for m in all_methods() if m.program.__module__.startswith("fedsynth.")]
     by_slots = {"scaffold", "fednova", "qffl", "feddyn", "median", "krum", "trimmed_mean"}
-    by_slots |= {"agg_enhance", "fed_zdas", "fed_zda", "fedgen"}  # see above
+    by_slots |= {"agg_enhance", "fed_zdas", "fed_zda", "fedgen", "fedftg"}  # see above
     by_sums = {
         "moments",
         "analytic",

@@ -21,12 +21,14 @@ OUTSIDE = [
     *(
         "analytic",
         "centralised",
+        "cfl",
         "cluster_fedavg",
         "faug",
         "feddpms",
         "fedpft",
         "fedvae",
         "finetune",
+        "ifca",
         "local",
         "rfa_rfd",
     )
@@ -46,6 +48,7 @@ REASONS = {
             "feddyn": 'objective "dynamic": its clients and server remember the same changes',
             "fednova": 'aggregator "fednova": it needs the numbers of steps',
             "fedgen": 'objective "feature_generator": its clients send how many examples of each class',
+            "fedftg": 'post_aggregation "hard_samples": clients release how many examples of each class',
             "ccvr": 'post_aggregation "ccvr": its moments of features leave without noise',
             "fed_zdac": 'local_data "zero_shot": its images need the statistics that BatchNorm layers store',
             "fed_zdas": 'post_aggregation "zero_shot": its images need the statistics that BatchNorm layers store',

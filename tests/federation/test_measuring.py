@@ -16,7 +16,8 @@ import fedsynth
 from fedsynth.data.dataset import Schema
 from fedsynth.evaluation.alignment import alignment, gradient
 from fedsynth.experiment.config import make_experiment
-from fedsynth.experiment.runner import held_out, load_data
+from fedsynth.experiment.recorder import held_out
+from fedsynth.experiment.runner import load_data
 from fedsynth.federation import State
 from fedsynth.learning.models import ModelSpec, build_model
 from fedsynth.learning.weights import weights_of

@@ -32,6 +32,7 @@ LEAVES: dict[str, dict[str, set[str]]] = {
     "static_augmentation": UPDATE | {"augment_minorities": set()},
     "ccvr": UPDATE | {"release_sum": {"total"}},
     "fedpft": {"release_sum": {"total"}},
+    "fedftg": UPDATE | {"count_classes": {"counts"}},
     "moments": UPDATE | {"release_sum": {"total"}, "keep_moments": set()},
 }
 """What leaves the clients, by task; FedAvg's update where nothing is said."""
@@ -55,6 +56,7 @@ BASELINES = [
         "fedavg",
         "fedbn",
         "feddyn",
+        "fedftg",
         "fedgen",
         "fedmix",
         "fednova",
@@ -81,6 +83,7 @@ ZERO_SHOT = ["fed_zda", "fed_zdac", "fed_zdas"]  # need BatchNorm
 SYNTHETIC = ["agg_enhance", *ZERO_SHOT, *GANDALF]
 QUICK: dict[str, dict[str, Any]] = {
     "fedgen": {"generator_steps": 3, "noise": 3, "hidden": 5},
+    "fedftg": {"iterations": 2, "tune_batch_size": 4, "latent": 3, "channels": 2},
     "agg_enhance": {"steps": 3, "tune_epochs": 1},
     **{name: {"steps": 3, "per_class": 2} for name in ZERO_SHOT},
     **{

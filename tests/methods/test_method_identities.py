@@ -40,6 +40,8 @@ SAME_AS_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "class bias that stays": ("class_bias", {"strength": 0.0}),
     "class bias after the last round": ("class_bias", {"start_round": 4}),
     "FedGen alpha=0": ("fedgen", {"alpha": 0}),
+    "FedFTG without iterations": ("fedftg", {"iterations": 0}),
+    "FedFTG after the last round": ("fedftg", {"start_round": 4}),
 }
 NEEDS_BATCH_NORM: dict[str, tuple[str, dict[str, Any]]] = {
     "Fed-ZDAC after the last round": ("fed_zdac", {"start_round": 4}),
@@ -113,6 +115,7 @@ NOT_FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
     "CCVR": ("ccvr", {}),
     "class bias": ("class_bias", {}),
     "FedGen": ("fedgen", {}),
+    "FedFTG": ("fedftg", {"iterations": 2, "channels": 2}),
     "Astraea": ("astraea", {}),
 }
 

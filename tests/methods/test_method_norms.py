@@ -174,7 +174,7 @@ def test_pooled_statistics_are_refused_beside_a_robust_aggregator(
     [
         ("feddpms", "FedDPMS and FedVAE share whole models"),
         ("fedvae", "FedDPMS and FedVAE share whole models"),
-        ("cluster_fedavg", "the clients of a group share whole models"),
+        *((name, "the clients of a group share whole models") for name in ("cluster_fedavg", "ifca", "cfl")),
         *((name, "the model passes from client to client") for name in ("astraea", "gandalf", "sda_fl", "feddpgan")),
     ],
 )

@@ -9,13 +9,16 @@ import pytest
 import torch
 from by_hand import LINEAR, batches, close, descend, gradient, loss, theta
 from federations import SMALL, Clients, Finished, same_bits, some_clients
+from pydantic import ValidationError
 from test_method_pfl_gan import QUICK as GANS
 from test_method_pfl_gan import two_kinds
 
 from fedsynth.components.local_training import OWN_PART
+from fedsynth.components.samples import as_bytes
 from fedsynth.components.synthetic_store import KEPT
 from fedsynth.errors import UserError
 from fedsynth.evaluation.views import client_tallies
+from fedsynth.federation.methods import find_method
 from fedsynth.learning.models import ModelSpec, build_model, initial_model, last_layers
 from fedsynth.learning.optimizers import LocalTraining
 from fedsynth.methods.apfl import MIXED
@@ -399,6 +402,34 @@ def test_synthetic_images_top_up_what_members_lack(run_method):
             run_method("cluster_fedavg", data, model=LINEAR, settings=SHARED | wrong | {"top_up": True})
 
 
+@pytest.mark.parametrize("control", ["noise", "duplicates", "real samples"])
+def test_controls_put_something_else_in_place_of_synthetic_images(run_method, control):
+    data, controls = two_kinds(), find_method("cluster_fedavg").controls
+    kept = {}
+    for name in ("generated", control):
+        settings = SHARED | ({"top_up": True} if name == "generated" else controls[control])
+        done = run_method("cluster_fedavg", data, model=LINEAR, settings=settings, rounds=1)
+        kept[name] = {client: done.state(client)[KEPT] for client in data.clients}
+    for client in data.clients:
+        added, own = kept[control][client], data.train[client]
+        generated = np.bincount(kept["generated"][client]["labels"], minlength=3)
+        numbers = np.bincount(added["labels"], minlength=3)
+        if control == "noise":
+            assert (numbers == generated).all()
+        else:
+            assert (numbers <= generated).all()
+            there = own if control == "duplicates" else data.pooled("train")
+            real = {
+                (row.numpy().tobytes(), label) for row, label in zip(as_bytes(there.tensors()[0]), there.y, strict=True)
+            }
+            images = added["images"] if added["images"].dtype == torch.uint8 else as_bytes(added["images"])
+            pairs = zip(images, added["labels"].tolist(), strict=True)
+            assert all((image.numpy().tobytes(), label) in real for image, label in pairs)
+    assert controls["without synthesis"]["top_up"] is False
+    with pytest.raises(ValidationError, match="a control of top_up = true"):
+        run_method("cluster_fedavg", data, model=LINEAR, settings={"synthetic": "noise"})
+
+
 def test_clients_of_another_kind_do_not_reach_a_group(run_method):
     """The model of the first group is the same whatever the others have."""
     settings = SHARED | {"threshold": "gap"}
@@ -445,6 +476,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "pfedme": {"inner_steps": 2},
     "faug": {"seeds": 2, "gan_steps": 2, "gan_channels": 2},
     "rfa_rfd": SHARED | {"gan_steps": 2, "encoder_steps": 2},
+    "ifca": {"groups": 2},
+    "cfl": {"norms": "absolute", "epsilon1": 1e9, "epsilon2": 0.0},
     "cluster_fedavg": SHARED | {"gan_steps": 2, "encoder_steps": 2, "threshold": "2-means"},
 }
 

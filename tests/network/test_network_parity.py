@@ -44,6 +44,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pfl_gan": {"method": PFL_GAN},
     "ccvr": {"model": SMALL_CNN, "method": {"draws": 10, "covariance": "shared"}},
     "ensemble": {"model": NORMED},
+    "fedftg": {"model": NORMED, "method": {"iterations": 2, "channels": 2}},
     "fedgen": {"model": NORMED, "method": {"generator_steps": 3}},
     "secure": {"method": {"name": "fedprox"}, "privacy": {"secure_aggregation": True}},
     "agg_enhance_secure": {

@@ -64,6 +64,13 @@ def model(draw: Draw) -> dict[str, Any]:
     return {"model": scaled(draw, start_weights(spec)), "spec": spec.model_dump(mode="json")}
 
 
+def several_models(draw: Draw) -> dict[str, Any]:
+    """Models of several groups, or of none."""
+    one = model(draw)
+    names = pick(draw, ["1"], ["1", "2"], [""], [])
+    return {"models": {f"{n}/{e}": entry for n in names for e, entry in one["model"].items()}, "spec": one["spec"]}
+
+
 def training(draw: Draw) -> dict[str, Any]:
     optimizer = pick(draw, "sgd", "adam", "adamw")
     return {
@@ -237,6 +244,13 @@ def top_up(draw: Draw) -> dict[str, Any]:
     return {"generators": generators, "how": how}
 
 
+def distilled(draw: Draw) -> dict[str, Any]:
+    """A model to distil others of its kind into, with a new generator."""
+    asked = model(draw)
+    generator = {"generator": {}, "latent": 2, "channels": 2}
+    return {**asked, "teachers": [asked["model"]] * 2, **generator, "training": training(draw)}
+
+
 REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "ablations.draw_real_samples": lambda d: {"per_class": pick(d, 0, 1, 10**6)},
     "agg_enhance.clients.make_candidates": lambda d: {
@@ -256,7 +270,6 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **model(d),
         **{"images": IMAGES, "through": pick(d, "bias", "weights"), "strength": pick(d, 0.0, 0.5, 1.0)},
     },
-    "cluster_fedavg.join_group": lambda d: {"group": "a"},
     "data_sharing.contribute": lambda d: {"wanted": np.full(CLASSES, pick(d, 0, 2, 10**6))},
     "data_sharing.keep_shared": lambda d: {"samples": samples(d)},
     "faug.replenish": lambda d: {"gan": client_gan(d), "spec": GAN.model_dump()},
@@ -278,6 +291,11 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **vae(d),
         **{"request": request(d, VAE), "upload_decoder": d(st.booleans())},
     },
+    "fedftg.distil_hard_samples": lambda d: {
+        **distilled(d),
+        **{"shares": torch.ones((2, CLASSES)) / 2, "frequencies": torch.ones(CLASSES) / CLASSES},
+        "how": {"iterations": 1, "model_steps": 1, "batch_size": 4, "generator_lr": pick(d, 1e-30, 0.01, 1e20)},
+    },
     "fedgen.learn_features": lambda d: {
         **{"generator": {}, "noise": 2, "hidden": 3, "shares": torch.ones((2, CLASSES)) / 2},
         "heads": [scaled(d, {"weight": torch.ones((CLASSES, 3)), "bias": torch.ones(CLASSES)}) for _ in range(2)],
@@ -286,6 +304,8 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     },
     "fedmix.average_images": lambda d: {"mean_of": pick(d, 2, 3, 10**6)},
     "fedmix.keep_averages": lambda d: {"images": IMAGES, "labels": ONE_HOT},
+    "groups.join_group": lambda d: {"group": "a"},
+    "ifca.choose_group": several_models,
     "gandalf.clients.top_up": top_up,
     "gandalf.clients.train_gan_visit": lambda d: {
         **{"gan": gan(d), "moments": {}},
@@ -309,7 +329,8 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "pool": pick(d, 0, 4),
     },
     "pfl_gan.mixed_batches.receive_samples": lambda d: {
-        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())}
+        **{"samples": samples(d), "noise": d(st.booleans()), "lacking": d(st.booleans())},
+        "duplicates": d(st.booleans()),
     },
     "pfl_gan.mixed_batches.train_on_mixed_batches": lambda d: {
         **{"spec": SPECS[0].model_dump(), "training": training(d), "per_step": pick(d, 0, 2)}

@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 
-from fedsynth.components.ablations import CROSSED, Controls, draw_real_samples
+from fedsynth.components.ablations import Controls
 from fedsynth.components.additions import INSTEAD, count_labels, record_additions
-from fedsynth.components.samples import Samples, as_bytes
+from fedsynth.components.samples import Samples
 from fedsynth.components.settings import PublishedForm
 from fedsynth.federation import Federation, Outcome, State, method
 from fedsynth.federation.records import SYNTHETIC
@@ -39,7 +39,7 @@ from fedsynth.methods.pfl_gan.mixed_batches import (
     receive_samples,
     train_on_mixed_batches,
 )
-from fedsynth.methods.pfl_gan.refining import group_sets, refine_gans, server_sets
+from fedsynth.methods.pfl_gan.refining import group_sets, real_sets, refine_gans, server_sets
 from fedsynth.synthesis.gan import draw_some, load_generator
 
 PICTURED = 50  # images of each class that are shown; pictures have the first ten, `quality` evaluates all
@@ -110,7 +110,7 @@ def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     """Lines 13 to 16: give every client that has neighbours T_i, or a refined GAN made of it."""
     sets = similar.sets
     if cfg.synthetic == "real":
-        sets = fed.once("real samples", lambda: real_sets(fed, cfg), dict[str, Samples])
+        sets = fed.once("real samples", lambda: real_sets(fed, cfg.samples_per_class), dict[str, Samples])
     given = server_sets(similar, sets, cfg.threshold)
     alone = [client for client in fed.clients if client not in given]
     if alone:
@@ -134,16 +134,6 @@ def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     fed.once("hand out generators", lambda: deliver(fed, receive_generator, requests))
     record_additions(fed, what, about="" if cfg.draws == "once" else FRESH)
     show_refined(fed, cfg, similar, {client: refined[of] for client, of in uses.items()})
-
-
-def real_sets(fed: Federation, cfg: PflGanConfig) -> dict[str, Samples]:
-    """Real images of every client in place of synthetic ones, as many of each class as it has of them."""
-    fed.note(CROSSED)
-    sets = dict.fromkeys(fed.clients, Samples.none(fed.schema.shape, torch.uint8))
-    for client, reply in fed.broadcast(draw_real_samples, per_class=cfg.samples_per_class).items():
-        order = torch.from_numpy(fed.rng(f"order of {client}").permutation(len(reply.labels)))
-        sets[client] = Samples(images=as_bytes(reply.images[order]), labels=reply.labels[order])
-    return sets
 
 
 def show_own(fed: Federation, similar: Similarity) -> None:

@@ -6,6 +6,7 @@ They come from a generator that the client keeps, fresh, or from a set that it k
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,16 +39,30 @@ class KeptGenerator(Message):
 
 
 @task
-def receive_samples(client: Client, samples: Samples, noise: bool = False, lacking: bool = False) -> Done:
-    """Keep a set of synthetic images, or of each class as many as the client lacks; as a control, noise instead."""
+def receive_samples(
+    client: Client, samples: Samples, noise: bool = False, lacking: bool = False, duplicates: bool = False
+) -> Done:
+    """Keep a set of synthetic images, or of each class as many as the client lacks; as a control, noise instead, or
+    examples of its own once more (of a class that it does not have, none)."""
     if lacking:
         wanted = shortage_to_largest(client.class_counts())
         samples = samples.rows(torch.from_numpy(drop_surplus(samples.labels.numpy(), wanted)))
-    images = samples.floats()
+    samples = Samples(images=samples.floats(), labels=samples.labels)
     if noise:
-        images = torch.from_numpy(client.rng("stand-in").random(tuple(images.shape), dtype="float32"))
-    keep_samples(client, Samples(images=images, labels=samples.labels), public=not lacking)
+        images = client.rng("stand-in").random(tuple(samples.images.shape), dtype="float32")
+        samples = Samples(images=torch.from_numpy(images), labels=samples.labels)
+    elif duplicates:
+        samples = own_again(client, samples.labels)
+    keep_samples(client, samples, public=not lacking and not duplicates)
     return client.release(Done())
+
+
+def own_again(client: Client, labels: Tensor) -> Samples:
+    """Examples of the client's own with these labels, as far as it has such."""
+    (x, y), dice = client.data.train.tensors(), client.rng("duplicates")
+    rows = [np.flatnonzero(y.numpy() == label) for label in labels.tolist()]
+    chosen = torch.tensor([int(dice.choice(own)) for own in rows if len(own)], dtype=torch.int64)
+    return Samples(images=x[chosen], labels=y[chosen])
 
 
 @task

@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+import torch
 
-from fedsynth.components.samples import Samples
+from fedsynth.components.ablations import CROSSED, draw_real_samples
+from fedsynth.components.samples import Samples, as_bytes
 from fedsynth.federation import Client, Federation, State, task
 from fedsynth.learning.similarity import Rule, samples_to_take
 from fedsynth.methods.pfl_gan.client_gans import ClientGan, GanRequest, Learnt, Similarity
@@ -33,6 +35,18 @@ def server_sets(similar: Similarity, sets: dict[str, Samples], rule: Rule) -> di
             chosen = [(sets[other], int(n)) for other, n in zip(similar.clients, row, strict=True) if n]
             found[client] = Samples.joined([Samples(images=s.images[:n], labels=s.labels[:n]) for s, n in chosen])
     return found
+
+
+def real_sets(fed: Federation, per_class: int) -> dict[str, Samples]:
+    """Real examples of every client in place of synthetic ones, as many of each class as it has of them."""
+    fed.note(CROSSED)
+    images = len(fed.schema.shape) == 3
+    sets = dict.fromkeys(fed.clients, Samples.none(fed.schema.shape, torch.uint8 if images else torch.float32))
+    for client, reply in fed.broadcast(draw_real_samples, per_class=per_class).items():
+        order = torch.from_numpy(fed.rng(f"order of {client}").permutation(len(reply.labels)))
+        real = reply.images[order]
+        sets[client] = Samples(images=as_bytes(real) if images else real, labels=reply.labels[order])
+    return sets
 
 
 def group_sets(similar: Similarity, sets: dict[str, Samples]) -> tuple[dict[str, Samples], dict[str, str]]:
