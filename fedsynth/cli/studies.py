@@ -164,7 +164,8 @@ def advise(
         Path | None, typer.Option(help="Class counts by client (CSV or JSON), in place of asking the clients.")
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Noise on the counts: ε per record at privacy.delta; none: exact counts.")
+        float | None,
+        typer.Option(min=1e-6, help="Noise on the counts: ε per record at privacy.delta; none: exact counts."),
     ] = None,
     data: Annotated[str, typer.Option(help="The public data set on which the skew is rebuilt.")] = "digits",
     examples: Annotated[int, typer.Option(min=8, help="Most examples of a client in the trials.")] = 150,

@@ -312,4 +312,5 @@ def check_lines(found: Check) -> list[str]:
     for silo in found.silos:
         lacking = f", lacks {', '.join(silo.missing)}" if silo.missing else ""
         lines.append(f'client "{silo.client}": {silo.shape}, {silo.examples} examples{lacking}')
+    lines += [f"note: {note}" for note in found.notes]
     return lines + ([f"problem: {problem}" for problem in found.problems] or ["no problems found"])
