@@ -21,11 +21,9 @@ def measures(run: RunRecord) -> list[Block]:
         return [Words(["Other measures than accuracy are taken when a run ends; there are none here."])]
     classes = max(len(summary.test.class_accuracy), len(summary.clients.sensitivity))
     names = run.manifest.classes or [str(place) for place in range(classes)]
-    blocks: list[Block] = [_table(summary), Words([ABOUT])]
-    blocks += _classes(summary, names)
-    blocks += _confusion(summary.test, names)
-    blocks += _reliability(summary.test)
-    return [*blocks, *_clients(run, summary)]
+    tables = [*_classes(summary, names), *_clients(run, summary)]
+    figures = [*_confusion(summary.test, names), *_reliability(summary.test)]
+    return [_table(summary), Words([ABOUT]), *tables, *figures]
 
 
 def shown(name: MeasureName, value: float | None) -> str:
