@@ -42,7 +42,16 @@ COUNTED: dict[str, Table] = {
     "fed_zdas": {"model": NORMED, "method": {"steps": 2, "per_class": 2}},
     "agg_enhance": {"model": NORMED, "method": {"steps": 2, "tune_epochs": 1}},
     "gandalf": {"method": {**GAN, "visit_steps": 2}},
-    "pfl_gan": {"method": {**GAN, "refined_steps": 2, "samples_per_class": 4, "encoder_steps": 2, "encoder_latent": 8}},
+    "pfl_gan": {
+        "method": {
+            **GAN,
+            "use": "refined",
+            "refined_steps": 2,
+            "samples_per_class": 4,
+            "encoder_steps": 2,
+            "encoder_latent": 8,
+        }
+    },
 }
 """Small settings that leave the number of asks as it is."""
 

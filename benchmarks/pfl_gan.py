@@ -57,13 +57,15 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg, moments": MOMENT_GROUPS,
     "cluster_fedavg, moments, synthetic samples": {**MOMENT_GROUPS, "top_up": True},
     **BESIDE,
-    "pfl_gan": {**PFL, "refine": "group"},
+    "pfl_gan": {**PFL, "use": "refined", "refine": "group"},
     "pfl_gan, as published": {**PFL, "form": "published"},
     "pfl_gan, T_i directly": {**PFL, "use": "direct"},
     "pfl_gan, T_i directly, BatchNorm": {**PFL, "use": "direct"},
     "pfl_gan, untrained encoder": {**PFL, "use": "direct", "autoencoder": "untrained"},
-    "pfl_gan, noise": {**PFL, "refine": "group", "synthetic": "noise", "refined_steps": 0},
+    "pfl_gan, noise": {**PFL, "use": "refined", "refine": "group", "synthetic": "noise", "refined_steps": 0},
     "pfl_gan, real samples": {**PFL, "synthetic": "real"},
+    "pfl_gan, K-means": {**PFL, "threshold": "k-means", "clusters": 2},
+    "pfl_gan, spectral": {**PFL, "threshold": "spectral", "clusters": 2},
 }
 """With BatchNorm: the network has BatchNorm layers, which FedBN needs; the others tell what the layers alone bring."""
 DONOR = "cluster_fedavg"

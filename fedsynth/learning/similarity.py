@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-Rule = Literal["mean", "2-means", "spectral", "gap", "none"]
+Rule = Literal["mean", "2-means", "k-means", "spectral", "gap", "none"]
 """How neighbours are told from others; see `neighbours`."""
 
 CLEAR = 2.5
@@ -46,11 +46,12 @@ def spreads(distances: np.ndarray) -> np.ndarray:
     return np.array([others.std() if len(others) else 0.0 for others in _rows(distances)])
 
 
-def neighbours(distances: np.ndarray, rule: Rule) -> np.ndarray:
+def neighbours(distances: np.ndarray, rule: Rule, clusters: int | None = None) -> np.ndarray:
     """Which clients (columns) each client (row) takes samples from.
 
-    mean: those nearer than τ_i (eq. 5). 2-means: the nearer of two clusters of the row (section 4.6). spectral: its
-    spectral cluster. gap: its group, where groups are clearly apart; everybody where none is. none: everybody.
+    mean: those nearer than τ_i (eq. 5). 2-means: the nearer of two clusters of the row (section 4.6). k-means and
+    spectral: its cluster, of so many (Fig. 6). gap: its group, where groups are clearly apart; if not, everybody.
+    none: everybody.
     """
     if rule == "mean":
         near = distances < thresholds(distances)[:, None]
@@ -59,7 +60,7 @@ def neighbours(distances: np.ndarray, rule: Rule) -> np.ndarray:
     elif rule == "none":
         near = np.isfinite(distances)
     else:
-        found = spectral_groups(distances) if rule == "spectral" else clear_groups(distances)
+        found = clear_groups(distances) if rule == "gap" else k_groups(distances, rule == "spectral", clusters)
         near = np.zeros(distances.shape, dtype=bool)
         for group in found:
             near[np.ix_(group, group)] = True
@@ -72,11 +73,11 @@ def samples_to_take(distances: np.ndarray, near: np.ndarray, most: float | np.nd
     """⌊S_ij⌋ (eq. 5): how many of j's synthetic examples client i is given.
 
     `most` is the paper's c, what a client at distance 0 gives: one for all, or one for each j. For the paper's rules
-    (mean and 2-means) that falls with exp(−d²/2σ²). Members of one group give all: where groups are clear the kernel
-    is nearly 1 within them, and where there is none σ is noise alone and shuts out clients that are all similar.
+    (mean, 2-means, k-means) that falls with exp(−d²/2σ²). Members of one group give all: where groups are clear the
+    kernel is nearly 1 within them, and where there is none σ is noise alone and shuts out clients that are all similar.
     """
     kernel = np.ones_like(distances)
-    if rule in ("mean", "2-means"):
+    if rule in ("mean", "2-means", "k-means"):
         sigma = spreads(distances)[:, None]
         finite = np.where(np.isfinite(distances), distances, 0.0)
         kernel = np.exp(-np.divide(finite**2, 2 * sigma**2, out=np.zeros_like(finite), where=sigma > 0))
@@ -109,23 +110,35 @@ def clear_groups(distances: np.ndarray) -> list[list[int]]:
     return sorted([*alone, *answer])
 
 
-def spectral_groups(distances: np.ndarray) -> list[list[int]]:
-    """Spectral clusters (section 4.6); their number is where the eigenvalues of the Laplacian leave the largest gap."""
+def k_groups(distances: np.ndarray, spectral: bool, number: int | None = None) -> list[list[int]]:
+    """Clusters of the clients, so many, by K-means of the rows or spectral (section 4.6, Fig. 6).
+
+    Spectral needs no number: it is then where the eigenvalues of the Laplacian leave the largest gap.
+    """
     from sklearn.cluster import KMeans  # takes a second to import, and few runs need it
 
     away, usable, found = _symmetric(distances)
-    if len(usable) < 3:
-        return sorted([*found, usable] if usable else found)
     inner = away[np.ix_(usable, usable)]
-    scale = np.clip(np.sort(inner, axis=1)[:, 2], TINY, None)  # to the second nearest other: what is near, around here
-    affinity = np.exp(-(inner**2) / (scale[:, None] * scale[None, :]))
+    if len(usable) < (3 if spectral else 1):
+        return sorted([*found, usable] if usable else found)
+    points, number = _spectral_points(inner, number) if spectral else (inner, number)
+    assert number is not None
+    number = min(number, len(np.unique(points, axis=0)))
+    labels = KMeans(number, n_init=10, random_state=0).fit(points).labels_
+    return sorted([*found, *([usable[i] for i in np.flatnonzero(labels == k)] for k in np.unique(labels))])
+
+
+def _spectral_points(away: np.ndarray, number: int | None) -> tuple[np.ndarray, int]:
+    """Clients as points in the space of the Laplacian's first eigenvectors, and how many clusters they form."""
+    scale = np.clip(np.sort(away, axis=1)[:, 2], TINY, None)  # to the second nearest other: what is near, around here
+    affinity = np.exp(-(away**2) / (scale[:, None] * scale[None, :]))
     np.fill_diagonal(affinity, 0.0)
     degree = 1 / np.sqrt(np.clip(affinity.sum(axis=1), TINY, None))
-    values, vectors = np.linalg.eigh(np.eye(len(inner)) - degree[:, None] * affinity * degree[None, :])
-    number = int(np.argmax(np.diff(values[: len(values) // 2 + 1]))) + 1
-    rows = vectors[:, :number] / np.clip(np.linalg.norm(vectors[:, :number], axis=1, keepdims=True), TINY, None)
-    labels = KMeans(number, n_init=10, random_state=0).fit(rows).labels_
-    return sorted([*found, *([usable[i] for i in np.flatnonzero(labels == k)] for k in np.unique(labels))])
+    values, vectors = np.linalg.eigh(np.eye(len(away)) - degree[:, None] * affinity * degree[None, :])
+    if number is None:
+        number = int(np.argmax(np.diff(values[: len(values) // 2 + 1]))) + 1
+    number = min(number, len(away))
+    return vectors[:, :number] / np.clip(np.linalg.norm(vectors[:, :number], axis=1, keepdims=True), TINY, None), number
 
 
 def _rows(distances: np.ndarray) -> list[np.ndarray]:

@@ -17,8 +17,15 @@ from fedsynth.federation.records import ADDED, ADDED_AT_SERVER, SYNTHETIC
 RunMethod = Callable[..., Finished]
 COUNTS = {"a": [14, 3, 0, 1], "b": [0, 12, 5, 0], "c": [2, 0, 9, 8]}
 GAN: dict[str, Any] = {"gan_steps": 4, "visit_steps": 2, "gan_channels": 2, "gan_latent": 4, "gan_batch_size": 8}
-GANS: dict[str, Any] = {"gan": "vae", "gan_steps": 3, "refined_steps": 3, "encoder_steps": 3, "gan_channels": 4}
-WITHOUT_REFINED = {key: value for key, value in GANS.items() if key != "refined_steps"}
+GANS: dict[str, Any] = {
+    "gan": "vae",
+    "gan_steps": 3,
+    "use": "refined",
+    "refined_steps": 3,
+    "encoder_steps": 3,
+    "gan_channels": 4,
+}
+WITHOUT_REFINED = {key: value for key, value in GANS.items() if key not in ("use", "refined_steps")}
 SIMILAR = GANS | {"gan_latent": 4, "samples_per_class": 6, "threshold": "none"}
 DPMS: dict[str, Any] = {"quota": 6, "filter": "none", "redraw": False}
 

@@ -21,7 +21,14 @@ GANS = {"gan_channels": 2, "gan_latent": 4}
 METHODS: dict[str, dict[str, Any]] = {
     "gandalf": GANS | {"name": "gandalf", "gan_steps": 8, "visit_steps": 1, "counts_epsilon": None},
     "pfl_gan": GANS
-    | {"name": "pfl_gan", "gan_steps": 2, "refined_steps": 2, "encoder_steps": 2, "samples_per_class": 3}
+    | {
+        "name": "pfl_gan",
+        "gan_steps": 2,
+        "use": "refined",
+        "refined_steps": 2,
+        "encoder_steps": 2,
+        "samples_per_class": 3,
+    }
     | {"side_by_side": 1, "threshold": "none"},
 }
 PHASE = {"gandalf": "GANs", "pfl_gan": "own GANs"}

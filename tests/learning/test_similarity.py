@@ -10,10 +10,10 @@ from fedsynth.learning.similarity import (
     clear_groups,
     divergences,
     groups,
+    k_groups,
     neighbours,
     profile,
     samples_to_take,
-    spectral_groups,
     spreads,
     thresholds,
 )
@@ -91,6 +91,20 @@ def test_the_letters_of_the_paper_fall_into_two_groups(rule):
     assert groups(neighbours(LETTERS, rule)) == TWO
 
 
+@pytest.mark.parametrize("rule", ["k-means", "spectral"])
+def test_k_clusters_are_the_data_sets_of_the_paper(rule):
+    """Fig. 6: K groups, by K-means or spectral; the rest of eq. 5 stays as it is."""
+    assert groups(neighbours(LETTERS, rule, 2)) == TWO
+    assert groups(neighbours(THREE_SETS, rule, 3)) == THREE
+    assert len(groups(neighbours(THREE_SETS, rule, 4))) == 4
+    assert groups(neighbours(THREE_SETS, rule, 1)) == [list(range(9))]
+    assert len(groups(neighbours(THREE_SETS, rule, 20))) == 9
+    near = neighbours(LETTERS, "k-means", 2)
+    given, all_near = samples_to_take(LETTERS, near, 1000, "k-means"), samples_to_take(LETTERS, near, 1000, "gap")
+    kernel = np.exp(-(LETTERS**2) / (2 * spreads(LETTERS)[:, None] ** 2))
+    assert (given == np.floor(all_near * kernel + 1e-9)).all()
+
+
 @pytest.mark.parametrize("rule", ["2-means", "spectral", "gap"])
 def test_three_data_sets_fall_into_three_groups(rule):
     near = neighbours(THREE_SETS, rule)
@@ -144,12 +158,12 @@ def test_whatever_the_matrix(rule, seed):
     assert sorted(i for group in groups(near) for i in group) == list(range(7))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, "k-means"])
 def test_a_client_without_a_usable_profile_is_nobodys_neighbour(rule):
     profiles = np.random.default_rng(0).dirichlet(np.ones(8), size=5)
     profiles[2] = np.nan
     d = divergences(profiles)
-    near = neighbours(d, rule)
+    near = neighbours(d, rule, 1 if rule == "k-means" else None)
     assert not near[2].any()
     assert not near[:, 2].any()
     assert near.any()
@@ -170,7 +184,7 @@ def test_very_few_clients_do_no_harm(rule, clients):
 
 def test_equal_clients_are_one_group():
     assert clear_groups(np.zeros((4, 4))) == [[0, 1, 2, 3]]
-    assert spectral_groups(np.zeros((4, 4))) == [[0, 1, 2, 3]]
+    assert k_groups(np.zeros((4, 4)), spectral=True) == [[0, 1, 2, 3]]
 
 
 def test_groups_join_only_those_who_choose_each_other():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from federations import SMALL, Clients, Finished, run, same_bits, some_clients
+from pydantic import ValidationError
 
 from fedsynth.components.settings import TrainConfig
 from fedsynth.errors import UserError
@@ -27,6 +29,7 @@ QUICK: dict[str, Any] = {
     "gan_steps": 60,
     "gan_batch_size": 16,
     "gan_lr": 0.01,
+    "use": "refined",
     "refined_steps": 8,
     "samples_per_class": 12,
     "encoder_steps": 40,
@@ -35,7 +38,7 @@ QUICK: dict[str, Any] = {
 }
 
 
-TINY = {"gan_steps": 3, "refined_steps": 3, "encoder_steps": 3, "threshold": "none"}
+TINY = {"gan_steps": 3, "use": "refined", "refined_steps": 3, "encoder_steps": 3, "threshold": "none"}
 NOTHING = {"synthetic": "none"}
 OWN_GAN = "pfl_gan.client_gans.train_own_gan"
 
@@ -112,6 +115,33 @@ def test_a_client_gets_samples_of_its_neighbours_alone(direct):
         assert all(any(image in source for image in taken) for source in sources.values())
         counts = np.bincount(order["samples"]["labels"])
         assert counts.max() - counts.min() <= 2  # a beginning of each balanced set
+
+
+def test_the_clients_own_set_is_in_it_where_eq_5_is_read_literally(run_method, kinds, direct):
+    """S_ii = c · exp(0): the whole set that the client's own GAN drew, beside what neighbours give."""
+    settings = QUICK | {"use": "direct", "own_set": True}
+    done = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=settings, rounds=1)
+    drawn = {c: r["images"] for ask in done.asks if ask.name == "draw_set" for c, r in ask.replies.items()}
+    without = asked(direct, "receive_samples")
+    for client, order in asked(done, "receive_samples").items():
+        taken = Counter(map(bytes, order["samples"]["images"].flatten(1).numpy()))
+        own = Counter(map(bytes, drawn[f"@{client}"].flatten(1).numpy()))
+        others = Counter(map(bytes, without[client]["samples"]["images"].flatten(1).numpy()))
+        assert taken == own + others
+
+
+@pytest.mark.parametrize("threshold", ["k-means", "spectral"])
+def test_clients_are_grouped_into_k(run_method, kinds, threshold):
+    settings = QUICK | {"use": "direct", "threshold": threshold, "clusters": 2}
+    done = run_method("pfl_gan", kinds, model=SMALL["mlp"], settings=settings, rounds=1)
+    assert groups_of(done) == [["a", "b", "c"], ["d", "e", "f"]]
+
+
+def test_k_is_asked_for_where_it_is_needed_and_nowhere_else():
+    with pytest.raises(ValidationError, match="needs to know how many: set clusters"):
+        PflGanConfig(threshold="k-means")
+    with pytest.raises(ValidationError, match='clusters has no meaning for threshold = "gap"'):
+        PflGanConfig(clusters=2)
 
 
 def test_each_client_gets_a_refined_generator_of_its_own(run_method, kinds, refined):
@@ -393,3 +423,5 @@ def test_vectors_are_refused_in_words(run_method):
 def test_published_form_has_the_papers_numbers():
     cfg = PflGanConfig(form="published", samples_per_class=5)
     assert (cfg.threshold, cfg.synthetic_per_step, cfg.samples_per_class) == ("mean", 50, 5)
+    assert (cfg.use, cfg.refine, cfg.own_set) == ("refined", "client", True)
+    assert (PflGanConfig().use, PflGanConfig().own_set) == ("direct", False)

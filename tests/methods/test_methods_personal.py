@@ -27,7 +27,7 @@ from fedsynth.methods.pfedme import Envelope
 from fedsynth.methods.references import balanced_rows
 from fedsynth.methods.rfa_rfd import trust_in
 
-SHARED = {name: value for name, value in GANS.items() if name != "refined_steps"}
+SHARED = {name: value for name, value in GANS.items() if name not in ("use", "refined_steps")}
 MODELS = ["cnn", "zda_cnn", "mlp"]
 
 

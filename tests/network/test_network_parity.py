@@ -30,7 +30,14 @@ Files = Callable[..., dict[str, Path]]
 SMALL_CNN = {"name": "cnn", "channels": [4, 6], "hidden": [8]}
 NORMED = {"name": "zda_cnn", "channels": [4, 6]}
 PFL_GAN = {
-    **{"gan_steps": 3, "gan_channels": 2, "gan_latent": 3, "refined_steps": 2, "samples_per_class": 4},
+    **{
+        "gan_steps": 3,
+        "gan_channels": 2,
+        "gan_latent": 3,
+        "use": "refined",
+        "refined_steps": 2,
+        "samples_per_class": 4,
+    },
     **{"encoder_steps": 3, "encoder_latent": 8, "side_by_side": 3, "threshold": "none"},
 }
 METHODS: dict[str, dict[str, Any]] = {

@@ -28,7 +28,7 @@ LIKE = {
     "samples_per_class": 3,
 }
 QUICK: dict[str, dict[str, Any]] = {
-    "pfl_gan": LIKE | {"refined_steps": 2},
+    "pfl_gan": LIKE | {"use": "refined", "refined_steps": 2},
     "cluster_fedavg": LIKE,
     "rfa_rfd": LIKE,
     "faug": {"gan_steps": 2, "gan_channels": 2},

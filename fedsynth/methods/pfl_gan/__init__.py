@@ -6,14 +6,15 @@ neighbour j; a refined GAN is trained on it and sent to client i, which trains i
 synthetic images. See `client_gans.py`, `similarity.py`, `refining.py` and `mixed_batches.py`. Ours, without
 GANs of the clients: `shared = "moments"` (`client_moments.py`).
 
-Deviations. The discriminator is of no use to the server and stays at the client. The client itself is not among its
-neighbours, and enters neither τ_i, σ_i nor T_i, which the paper leaves open. c is the size of a drawn set. Neighbours
-are those of a clearly separate group, everybody where there is none; `form = "published"` has the mean (eq. 6), which
-always cuts off some, interchangeable clients too. The auto-encoder learns from the drawn sets, so that no public set is
-needed; the paper's is pre-trained on one data set and not described further. GANs and classifier are not described
-either: ours are small. Synthetic images come fresh at each step, in mixed batches, as many as the private batch has
-(published: 50). A client without neighbours trains local-only. `use = "direct"` trains on T_i itself, without refined
-GANs; `refine = "group"` trains one refined GAN for a whole group, on the sets of all its members.
+Deviations. The discriminator is of no use to the server and stays at the client. T_i itself is sent, without a refined
+GAN, which cost accuracy (`use`). The client itself enters neither τ_i nor σ_i (the paper's table 2 shows that), nor our
+T_i; read literally eq. 5 has S_ii = c. c is the size of a drawn set. Neighbours are those of a clearly separate group,
+everybody where there is none; the mean (eq. 6) always cuts off some, interchangeable clients too. `form = "published"`
+has refined GANs, the client's own set in T_i, and the mean. The auto-encoder learns from the drawn sets, so that no
+public set is needed; the paper's is pre-trained on one data set and not described further. GANs and classifier are not
+described either: ours are small. Synthetic images come fresh at each step, in mixed batches, as many as the private
+batch has (published: 50). A client without neighbours trains local-only. With `use = "refined"`, `refine = "group"`
+trains one refined GAN for a whole group, on the sets of all its members.
 
 Nothing protects the generators, unless `privacy.updates = "dp_sgd"`: then the critics are trained by DP-SGD, clients do
 not say which classes they have, and the generators are all that leaves. Without synthesis it is `local`, bit-identical.
@@ -50,14 +51,18 @@ FRESH = "They are drawn anew at every step; counted are those of one pass over a
 class PflGanConfig(PublishedForm, SharedConfig):
     """PFL-GAN's settings."""
 
-    published: ClassVar[dict[str, Any]] = {"threshold": "mean", "samples_per_class": 1000, "synthetic_per_step": 50}
+    published: ClassVar[dict[str, Any]] = {
+        **{"threshold": "mean", "samples_per_class": 1000, "synthetic_per_step": 50},
+        **{"use": "refined", "own_set": True},
+    }
     requires_individual_updates: ClassVar[str] = "its server works with the generator of each client"
 
     protects: ClassVar[bool] = True  # what leaves: the generators
 
-    use: Literal["refined", "direct"] = Field(
-        "refined", description="what mixed batches take: images of a refined GAN, or of the set T_i itself"
+    use: Literal["direct", "refined"] = Field(
+        "direct", description="what mixed batches take: images of the set T_i itself, or of a GAN refined on it"
     )
+    own_set: bool = Field(False, description="whether a client's T_i holds what its own GAN drew, too (S_ii = c)")
     refine: Literal["client", "group"] = Field(
         "client", description="a refined GAN for each client, or one for each group of clients"
     )
@@ -87,7 +92,7 @@ CONTROLS: Controls = {
     "without synthesis": {"synthetic": "none"},
     "noise": {"synthetic": "noise"},
     "real samples": {"synthetic": "real"},
-    "T_i directly": {"use": "direct"},
+    "refined GAN": {"use": "refined"},
     "untrained encoder": {"autoencoder": "untrained"},
 }
 
@@ -111,7 +116,7 @@ def hand_out(fed: Federation, cfg: PflGanConfig, similar: Similarity) -> None:
     sets = similar.sets
     if cfg.synthetic == "real":
         sets = fed.once("real samples", lambda: real_sets(fed, cfg.samples_per_class), dict[str, Samples])
-    given = server_sets(similar, sets, cfg.threshold)
+    given = server_sets(similar, sets, cfg.threshold, cfg.own_set)
     alone = [client for client in fed.clients if client not in given]
     if alone:
         fed.note(f"No neighbours, so trained local-only: {', '.join(alone)}.")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedsynth.components.local_training import Unprotected, UpdatesSlot
@@ -61,13 +61,27 @@ class GanConfig(MethodConfig):
     encoder_latent: int = Field(256, ge=2, description="length of its latent")
     threshold: Rule = Field(
         "gap",
-        description="who is a neighbour: nearer than the mean, in the nearer of two clusters, in the same spectral "
-        "cluster, in the same group where groups are clearly apart (gap), or everybody (none)",
+        description="who is a neighbour: nearer than the mean, in the nearer of two clusters of its distances, in the "
+        "same of K clusters by K-means or spectral, in the same group where groups are clearly apart (gap), or "
+        "everybody (none)",
+    )
+    clusters: int | None = Field(
+        None,
+        ge=1,
+        description="K of k-means, and of spectral, which without it takes the largest gap of its eigenvalues",
     )
     side_by_side: int = Field(4, ge=1, description="GANs trained between two checkpoints; not fewer than cores")
     gans_from: str | None = Field(
         None, description="folder of an earlier run on the same split: the server takes the GANs that it got then"
     )
+
+    @model_validator(mode="after")
+    def _clusters_belong_to_k(self) -> "GanConfig":
+        if self.threshold == "k-means" and self.clusters is None:
+            raise ValueError('threshold = "k-means" needs to know how many: set clusters')
+        if self.clusters is not None and self.threshold not in ("k-means", "spectral"):
+            raise ValueError(f'clusters has no meaning for threshold = "{self.threshold}": remove it')
+        return self
 
     def earlier_runs(self) -> list[str]:
         """Runs that this one builds on."""
@@ -218,7 +232,7 @@ def find_similar(fed: Federation, cfg: GanConfig) -> Similarity:
         public = as_bytes(read_public_images(cfg.autoencoder, fed.schema.shape))
     gans = own_gans(fed, cfg)
     found = fed.once("similarity", lambda: compare_sets(fed, cfg, gans, public), Compared)
-    near = neighbours(found.distances, cfg.threshold)
+    near = neighbours(found.distances, cfg.threshold, cfg.clusters)
     similar = Similarity(list(fed.clients), found.sets, found.distances, near, found.errors)
     unusable = [client for client, drawn in similar.sets.items() if not len(drawn)]
     if unusable:

@@ -63,7 +63,8 @@ def find_neighbours(fed: Federation, cfg: SharedConfig) -> Similarity:
     np.fill_diagonal(distances, 0.0)
     sets = {client: draw_set_of(fed, client, released.get(client), cfg.samples_per_class) for client in clients}
     errors = np.full(len(clients), np.nan)
-    similar = Similarity(clients, sets, distances, neighbours(distances, cfg.threshold), errors)
+    near = neighbours(distances, cfg.threshold, cfg.clusters)
+    similar = Similarity(clients, sets, distances, near, errors)
     record_similarity(fed, similar, DISTANCE)
     return similar
 

@@ -25,10 +25,15 @@ def refine_gan(client: Client, samples: Samples, request: GanRequest, name: str)
     return client.release(Learnt(weights=generator_weights(gan.weights())))
 
 
-def server_sets(similar: Similarity, sets: dict[str, Samples], rule: Rule) -> dict[str, Samples]:
-    """T_i of every client that has neighbours: the first ⌊S_ij⌋ samples of each neighbour's set."""
+def server_sets(similar: Similarity, sets: dict[str, Samples], rule: Rule, own: bool = False) -> dict[str, Samples]:
+    """T_i of every client that has neighbours: the first ⌊S_ij⌋ samples of each neighbour's set.
+
+    With `own` the client's own set is in it, too, as it is in eq. 5 read literally: S_ii = c.
+    """
     sizes = np.array([len(sets[client]) for client in similar.clients])
     amounts = samples_to_take(similar.distances, similar.near, sizes, rule)
+    if own:
+        np.fill_diagonal(amounts, sizes)
     found = {}
     for client, row in zip(similar.clients, amounts, strict=True):
         if row.sum():
