@@ -135,7 +135,7 @@ def _with_controls(rows: Sequence[Row]) -> list[Row]:
         found.append(row)
         for control, changes in () if row.control else find_method(row.method).controls.items():
             own = replace(row, settings={**row.settings, **changes}, base=row.label, control=control)
-            if not any(own.does == other.does for other in (*rows, *found)):
+            if not any(own.does == other.does for other in rows):
                 found.append(replace(own, label=control_label(row.label, control)))
     if not any(row.control for row in found):
         having = [method.name for method in all_methods() if method.controls]

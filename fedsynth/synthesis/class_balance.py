@@ -5,7 +5,6 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import nnls
 
-
 Solver = Literal["least_squares", "pseudo_inverse"]
 MOST_ASKED = 10  # times all that is lacking: nearly equal mixes have inverses that ask one generator for millions
 
