@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from convergence import first_crossing, mean_change, steady_crossing
-from harness import Part, Table, accuracies, main, spread
+from harness import BESIDE, Part, Table, accuracies, main, spread
 
 LATE = 10  # rounds over which accuracy and class variance are averaged
 TARGETS = (20, 25, 30, 35, 40, 50, 60, 70)  # accuracy in % to which rounds are counted
@@ -43,6 +43,7 @@ ROWS: dict[str, Table] = {
     "noise": enhanced(points="noise"),
     "real points": enhanced(points="real"),
     "class bias": corrected(),
+    **BESIDE,
 }
 MORE: dict[str, Table] = {
     "class bias, on points": corrected(inputs="points"),
@@ -62,7 +63,7 @@ BASES: dict[str, Table] = {
     "trimmed mean, published": {**enhanced(form="published"), **CLAMPED},
     "trimmed mean, ours": {**enhanced(), **CLAMPED},
 }
-SHORT = {row: ROWS[row] for row in ("fedavg", "published", "ours", "class bias")}
+SHORT = {row: ROWS[row] for row in ("fedavg", "published", "ours", "class bias", *BESIDE)}
 
 
 def agg_setting(data: str, gamma: float, rounds: int, limit: int) -> Table:

@@ -32,6 +32,7 @@ SMALL = {"gan_steps": 10, "samples_per_class": 10, "encoder_steps": 10} if TINY 
 PFL = {"name": "pfl_gan", **SMALL, **({"refined_steps": 10} if TINY else {})}
 GROUPS = {"name": "cluster_fedavg", **SMALL}
 MOMENT_GROUPS = {"name": "cluster_fedavg", "shared": "moments"}
+CONTROLS = ("noise", "duplicates", "real")
 MODEL = {"name": "pfl_cnn", "channels": [16, 32], "hidden": [64]}
 """The paper does not describe its classifier; half the usual width trains four times as fast."""
 
@@ -54,6 +55,9 @@ ROWS: dict[str, Table] = {
     "cluster_fedavg, logit adjustment": {**GROUPS, "objective": "logit_adjusted"},
     "cluster_fedavg, synthetic samples": {**GROUPS, "top_up": True},
     "cluster_fedavg, synthetic samples, BatchNorm": {**GROUPS, "top_up": True},
+    **{f"cluster_fedavg, {kind}": {**GROUPS, "top_up": True, "synthetic": kind} for kind in CONTROLS},
+    "ifca": {"name": "ifca", "groups": 2},
+    "cfl": {"name": "cfl"},
     "cluster_fedavg, moments": MOMENT_GROUPS,
     "cluster_fedavg, moments, synthetic samples": {**MOMENT_GROUPS, "top_up": True},
     **BESIDE,
@@ -82,8 +86,9 @@ LONGER = {"local": ROWS["local"], **{row: {**ROWS[row], "gan_steps": 3000} | SMA
 LATE = {
     row: ROWS[row]
     for row in (
-        *("local", "local, balanced", "fedavg", "finetune"),
+        *("local", "local, balanced", "fedavg", "fedbn", "finetune", DONOR),
         *("cluster_fedavg, synthetic samples", "pfl_gan", "pfl_gan, T_i directly"),
+        *(f"cluster_fedavg, {kind}" for kind in CONTROLS),
     )
 }
 """With three times the epochs: is it training that has not come to its end?"""

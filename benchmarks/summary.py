@@ -111,13 +111,14 @@ PANELS = [
         {
             "fedavg": "FedAvg",
             "GANDALF": "GANDALF",
-            "GANDALF, without synthesis": "in turn, no images",
+            "GANDALF, without synthesis": "in turn, no images, noisy counts",
+            "Astraea": "in turn, no images",
             "GANDALF, noise": "noise in place of images",
             "GANDALF, real samples": "real images in their place",
         },
         "GANDALF",
-        "GANDALF, without synthesis",
-        ("GANDALF, without synthesis", "GANDALF, noise", "GANDALF, real samples"),
+        "Astraea",
+        ("Astraea", "GANDALF, without synthesis", "GANDALF, noise", "GANDALF, real samples"),
     ),
     Panel(
         "PFL-GAN",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from convergence import mean_change
-from harness import Part, Table, accuracies, main, spread
+from harness import BESIDE, Part, Table, accuracies, main, spread
 
 LATE = 10  # rounds over which accuracy and the fairness columns are averaged
 START = 46  # of Fed-ZDA's images: three quarters through; the paper recommends late starts
@@ -48,11 +48,12 @@ ZDA: dict[str, Table] = {
     "q-FFL": {"name": "qffl"},
     **{name: {**row, "start_round": START} for name, row in LATE_ROWS.items()},
     "logit adjustment": {"name": "logit_adjustment"},
+    **BESIDE,
 }
 FEW = ("ZDAC, noise", "ZDAS, consensus", "ZDAS, store", "ZDAS, all models as one, hard labels")
-FEW += ("ZDAC, statistics of all", "ZDAS, statistics of all", "fedprox", "q-FFL", "logit adjustment")
+FEW += ("ZDAC, statistics of all", "ZDAS, statistics of all", "fedprox", "q-FFL", "logit adjustment", "moments")
 """Rows with one seed."""
-ZDA_SHORT = {name: ZDA[name] for name in ("fedavg", "ZDAC", "ZDAS", "ZDAS, all models as one")}
+ZDA_SHORT = {name: ZDA[name] for name in ("fedavg", "ZDAC", "ZDAS", "ZDAS, all models as one", *BESIDE)}
 
 
 def zda_setting(data: str, split: str, rounds: int, limit: int) -> Table:
@@ -72,8 +73,8 @@ def zda_setting(data: str, split: str, rounds: int, limit: int) -> Table:
 
 def measure(curves: Sequence[list[Table]]) -> Table:
     """Accuracy, class variance and the clients' own accuracy over the last rounds, and calm."""
-    every = curves[0][-1]["round"] - curves[0][-2]["round"]
-    late = LATE // every
+    rounds = [0, *(line["round"] for line in curves[0])]
+    late = max(1, LATE // (rounds[-1] - rounds[-2]))
     tests = [[line["test"]["accuracy"] for line in curve] for curve in curves]
     variances = [statistics.mean(line["test"]["class_variance"] for line in curve[-late:]) for curve in curves]
     own = [line["validation"] for curve in curves for line in curve[-late:] if "mean" in line.get("validation", {})]

@@ -4,6 +4,7 @@ A command imports what it needs when it is called: PyTorch takes seconds, and he
 name need none of it.
 """
 
+import errno
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -62,6 +63,11 @@ def main() -> None:
     except FedsynthError as error:
         print(f"fedsynth: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"fedsynth: there is no room left to write to ({error.filename or error.strerror}).", file=sys.stderr)
+        sys.exit(1)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print("fedsynth: interrupted; 'fedsynth resume RUN' goes on from the last finished round.", file=sys.stderr)

@@ -40,7 +40,7 @@ out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 
 def read_words(words: list[str] | None) -> Tables:
     """The tables of an experiment file, where the first word is one, changed by the settings in the other words."""
     words = list(words or [])
-    named = words and ("=" not in words[0] or Path(words[0]).is_file())
+    named = words and ("=" not in words[0] or os.path.isfile(words[0]))  # False for what no file can be called
     return load_tables(Path(words.pop(0)) if named else None, words)
 
 

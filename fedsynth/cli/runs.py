@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsynth.cli.common import AsJson, Jobs, Silent, TrustPlugins, Words, out, print_json, print_report, read_words
-from fedsynth.cli.studies import print_comparison
+from fedsynth.cli.studies import fail_without_models, print_comparison
 from fedsynth.experiment.files import read_run_config
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def run(words: Words = None, as_json: AsJson = False, quiet: Silent = False) -> 
     `key=value` words, or both: `fedsynth run skewed.toml method.name=fedprox method.mu=0.01 train.rounds=50`.
 
     Sections: data, partition, model, train, method, engine, faults, evaluation, privacy. A wrong key is told the
-    nearest.
+    nearest. A run that ends with no usable model says so first and exits with 1.
     """
     tables = read_words(words)
     from fedsynth.experiment.config import make_experiment
@@ -49,7 +49,9 @@ def resume(
     if (folder / "comparison.json").is_file():
         from fedsynth.studies.compare import finish_comparison
 
-        print_comparison(finish_comparison(folder, progress, jobs=jobs, trust_plugins=trust_plugins), as_json)
+        done = finish_comparison(folder, progress, jobs=jobs, trust_plugins=trust_plugins)
+        print_comparison(done, as_json)
+        fail_without_models(done)
         return
     read_run_config(folder, trust_plugins)  # what is wrong with it is said before PyTorch has been imported
     from fedsynth.experiment.runner import resume_run
@@ -62,9 +64,11 @@ def _print_run(result: "RunResult", as_json: bool) -> None:
 
     if as_json:
         print_json(result.summary)
-        return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, text in summary_lines(result.summary):
-        table.add_row(f"[bold]{name}[/bold]", escape(text))
-    out.print(table)
-    print_report(result.path)
+    else:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for name, text in summary_lines(result.summary):
+            table.add_row(f"[bold]{name}[/bold]", escape(text))
+        out.print(table)
+        print_report(result.path)
+    if result.summary.problem:
+        raise typer.Exit(1)

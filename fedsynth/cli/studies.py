@@ -74,20 +74,27 @@ def compare(
     done = compare_methods(tables, names, seeds, references, progress, say, controls, tune, jobs)
     if as_json:
         print_json({"rows": done.rows, "controls": done.controls, "runs": done.summaries, "path": str(done.path)})
-        return
-    print_comparison(done)
+    else:
+        print_comparison(done)
+    fail_without_models(done)
+
+
+def fail_without_models(done: "Comparison") -> None:
+    """Exit with 1 when no run of a comparison gave a usable model."""
+    if all(summary.problem for summary in done.summaries):
+        raise typer.Exit(1)
 
 
 def print_comparison(done: "Comparison", as_json: bool = False) -> None:
-    """The table of a comparison, and what its controls say."""
+    """The table of a comparison, and what its controls say; first, which runs gave no usable model."""
     from fedsynth.report.controls import verdict_lines
     from fedsynth.report.synthesis import failed_synthesis_lines
-    from fedsynth.report.tables import difference_lines, short_columns, short_legend
+    from fedsynth.report.tables import difference_lines, problem_lines, short_columns, short_legend
 
     if as_json:
         print_json({"rows": done.rows, "controls": done.controls, "path": str(done.path)})
         return
-    for line in failed_synthesis_lines(done.summaries):
+    for line in (*problem_lines(done.summaries), *failed_synthesis_lines(done.summaries)):
         print_line(line)
     columns = short_columns(done.rows)
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -157,7 +164,8 @@ def advise(
         Path | None, typer.Option(help="Class counts by client (CSV or JSON), in place of asking the clients.")
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Noise on the counts: ε per record at privacy.delta; none: exact counts.")
+        float | None,
+        typer.Option(min=1e-6, help="Noise on the counts: ε per record at privacy.delta; none: exact counts."),
     ] = None,
     data: Annotated[str, typer.Option(help="The public data set on which the skew is rebuilt.")] = "digits",
     examples: Annotated[int, typer.Option(min=8, help="Most examples of a client in the trials.")] = 150,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsynth.data.columns import find_column_problems
 from fedsynth.data.config import DataConfig
 from fedsynth.data.dataset import Dataset
 from fedsynth.data.readers.folders import client_paths, find_differences, read_client, unify_channels
@@ -14,6 +15,7 @@ from fedsynth.data.sources import Source, load_sources
 from fedsynth.errors import DataError
 
 SEVERE = 20  # the largest class has so many times the examples of the smallest
+FEW = 0.01  # copies of up to this share of the examples happen: no problem
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,12 @@ class SiloSummary:
 
 @dataclass(frozen=True)
 class Check:
-    """What was found: summaries, and one sentence per problem. `ok` when there is none."""
+    """What was found: summaries, and a sentence per problem (`ok` when there is none) and per thing to know."""
 
     sources: list[SourceSummary] = field(default_factory=list)
     silos: list[SiloSummary] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -84,7 +87,8 @@ def check_data(config: DataConfig, seed: int = 0) -> Check:
     problems += [
         f'Client "{silo.client}" has no examples of {_listed(silo.missing)}.' for silo in silos if silo.missing
     ]
-    return Check([_summary(source) for source in sources], silos, problems)
+    notes = [note for source in sources for note in _few_copies(source, few=True)]
+    return Check([_summary(source) for source in sources], silos, problems, notes)
 
 
 def _check_silos(folder: Path, config: DataConfig) -> tuple[list[SiloSummary], list[str]]:
@@ -132,17 +136,19 @@ def _summary(source: Source) -> SourceSummary:
 def find_problems(source: Source) -> list[str]:
     """Sentences about duplicates, constant examples, missing labels, imbalance and odd values."""
     hashes = _row_hashes(source.train.x)
+    images = source.train.x.ndim == 4
     of_test = _row_hashes(source.test.x) if source.test is not None else []
     found = {
-        "training examples are constant (every value is the same).": _constant_examples(source.train.x),
-        "training examples are copies of another one.": len(hashes) - len(set(hashes)),
+        "training examples are constant (every value is the same).": _constant_examples(source.train.x)
+        if images
+        else 0,
         "training examples occur with different labels.": _count_conflicts(hashes, source.train.y),
         "training examples are held by more than one client.": _count_conflicts(hashes, source.groups),
         "examples are in both train and test; remove them from one.": len(set(hashes) & set(of_test)),
     }
-    problems = _label_problems(source)
+    problems = _label_problems(source) + find_column_problems(source) + _few_copies(source, few=False)
     problems += [f"{source.name}: {count} {words}" for words, count in found.items() if count]
-    if source.train.x.ndim == 4 and source.train.x.dtype.kind == "f" and source.train.x.max() > 1.5:
+    if images and source.train.x.dtype.kind == "f" and source.train.x.max() > 1.5:
         problems.append(
             f"{source.name}: pixels are fractions up to {source.train.x.max():g}; scale them to 0..1 or store bytes."
         )
@@ -172,6 +178,15 @@ def _label_problems(source: Source) -> list[str]:
             f"{names[smallest]} only {counts[smallest]}; this is a severe imbalance."
         )
     return problems
+
+
+def _few_copies(source: Source, few: bool) -> list[str]:
+    """A sentence about copies, if there are any: few of them, or more."""
+    hashes = _row_hashes(source.train.x)
+    copies = len(hashes) - len(set(hashes))
+    if not copies or (copies <= FEW * len(hashes)) != few:
+        return []
+    return [f"{source.name}: {copies} training examples are copies of another one."]
 
 
 def _constant_examples(x: np.ndarray) -> int:

@@ -33,7 +33,7 @@ READERS: dict[str, Callable[[Path, DataConfig], Raw]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A data set ready to be divided; `groups` gives the natural client of each training example."""
+    """A data set ready to be divided. `groups`: the natural client of each training example; `columns`: of a table."""
 
     name: str
     train: Dataset
@@ -41,6 +41,7 @@ class Source:
     schema: Schema
     groups: np.ndarray | None
     fingerprint: str
+    columns: tuple[str, ...] = ()
 
 
 def load_source(config: DataConfig, seed: int = 0) -> Source:
@@ -119,7 +120,7 @@ def _prepare(name: str, raw: Raw, config: DataConfig, classes: ClassList | None,
         rows = sample_stratified(train.y, config.limit, rng)
         train, groups = train.subset(rows), groups[rows] if groups is not None else None
     schema = Schema(train.x.shape[1:], len(names), names)
-    return Source(name, train, test, schema, groups, fingerprint(train, test, groups))
+    return Source(name, train, test, schema, groups, fingerprint(train, test, groups), raw.columns)
 
 
 def _class_numbers(classes: ClassList, names: tuple[str, ...], source: str) -> list[int]:

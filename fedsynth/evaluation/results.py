@@ -128,7 +128,8 @@ class SynthesisCheck(Result):
 class RunSummary(Result):
     """The result of a run: what `--json` prints and summary.json holds.
 
-    `metric` is the one that was chosen: best round, patience and comparisons go by it.
+    `metric` is the one that was chosen: best round, patience and comparisons go by it. `problem` says why there is no
+    usable model, and is empty where there is one.
 
     A comparison adds the label of the run's row, of which row (`base`) it is a control, where it is one, and every
     client's value of the metric on its own test part.
@@ -137,6 +138,7 @@ class RunSummary(Result):
     method: str
     seed: int
     metric: Metric = "accuracy"
+    problem: str = ""
     test: GlobalScores
     clients: ClientScores
     validation: ClientScores

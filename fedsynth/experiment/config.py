@@ -74,7 +74,7 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
 
     seed: int = Field(0, ge=0, description="all randomness comes from here")
     data_seed: int | None = Field(None, ge=0, description="seed of the split, where it should not follow `seed`")
-    name: str | None = Field(None, pattern=r"^[^/\\.][^/\\]*$", description="name of the run folder")
+    name: str | None = Field(None, pattern=r"^[^/\\.][^/\\]*$", max_length=200, description="name of the run folder")
     runs: Path = Field(Path("runs"), description="folder of the run folders")
     plugins: tuple[Path, ...] = Field((), description="Python files with methods, models or tasks of your own")
     data: DataConfig = Field(default_factory=DataConfig)
@@ -163,7 +163,9 @@ def _check_sections(tables: Mapping[str, Any]) -> None:
     known = (*Experiment.model_fields, "methods")
     for key, value in tables.items():
         if key not in known:
-            raise ConfigError(f'The experiment has no key "{key}".{nearest(key, known)}')
+            inside = [f"{name}.{key}" for name, section in SECTIONS.items() if key in section.model_fields]
+            hint = f' Did you mean "{inside[0]}"?' if inside else nearest(key, known)
+            raise ConfigError(f'The experiment has no key "{key}".{hint}')
         if key in (*SECTIONS, "partition", "method", "methods") and not isinstance(value, Mapping):
             raise ConfigError(f'"{key}" must be a section, such as [{key}] with name = "…".')
     for section, kind in SECTIONS.items():

@@ -86,9 +86,10 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> Tables:
 def _value(text: str) -> Any:
     """A TOML value, or the text itself when it is not one (so that method.name=fedprox needs no quotes)."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return value if isinstance(value, bool | int | float | str | list | dict) else text  # a date is a name here
 
 
 def load_plugins(plugins: Any) -> list[str]:

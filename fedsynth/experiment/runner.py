@@ -21,6 +21,7 @@ from fedsynth.engines.wire import WireEngine
 from fedsynth.errors import ConfigError, UserError
 from fedsynth.evaluation.results import Best, DataSummary, MetricsRow, RunSummary, SynthesisCheck
 from fedsynth.evaluation.scores import Evaluation
+from fedsynth.evaluation.usable import find_problem
 from fedsynth.evaluation.views import final_evaluation
 from fedsynth.experiment.config import Experiment, make_experiment
 from fedsynth.experiment.files import plugin_files, read_run_config
@@ -194,7 +195,9 @@ def carry_out(
         save_model(folder.path / "model.safetensors", outcome.model, experiment)
     model = built(experiment, data.schema, outcome.model if whole else None)
     checks = checks_of(folder.path, data, fed.participation.records, model)
+    problem = find_problem(evaluation, outcome.model, data.counts(), data.schema.class_names)
     summary = summarise(experiment, data, fed, evaluation, checks, seconds, recorder.best, folder.path)
+    summary = summary.model_copy(update={"problem": problem})
     write_record(folder.path, summary, recorder.rows, evaluation, fed.participation, data)
     folder.finish(summary)
     write_report([folder.path])

@@ -10,7 +10,7 @@ The server averages the w, which is FedAvg, bit-identical. A client is evaluated
 
 Deviations: replies are weighted by examples (the paper's plain mean is `aggregator = {name = "mean", weights =
 "equal"}`). α moves at the first step of each round alone, where w is the global model, as in the authors' program
-(which shrinks it a little besides); `adaptive = "steps"` moves it at every step, as its equation is written. There w
+(which shrinks it a little besides); `form = "published"` moves it at every step, as its equation is written. There w
 has learnt the client's data itself, α falls to 0, and stays, because v stands still at 0. v takes the optimiser of
 `[train]`, α always plain steps at its rate. BatchNorm's statistics of the mixture are the client's own.
 """
@@ -26,6 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedsynth.components.settings import PublishedForm
 from fedsynth.components.slots import LocalContext, LocalObjective
 from fedsynth.federation import Client, method
 from fedsynth.federation.personal import personal
@@ -88,8 +89,10 @@ def mixed_model(client: Client, model: Weights, spec: ModelSpec, settings: objec
 
 
 @method("apfl")
-class MixedObjective(LocalObjective, name="mixed"):
+class MixedObjective(PublishedForm, LocalObjective, name="mixed"):
     """FedAvg, and for each client a learnt mixture of the global model with one of its own."""
+
+    published: ClassVar[dict[str, Any]] = {"adaptive": "steps"}
 
     personal: ClassVar[str] = "mixed"
 

@@ -1,8 +1,8 @@
 """Ensemble (Guha et al. 2019, One-Shot Federated Learning): clients train alone, once, and their models vote.
 
 Every client trains the start model to its end and sends it; the result is all of these models together, and what it
-says of an example is the mean of what they say. It is the teacher of one-shot methods that distil it (DENSE, FedFTG),
-so it stands beside them: how much of it does the distilled model keep?
+says of an example is the mean of what they say. It is the teacher of one-shot methods that distil it (DENSE), so it
+stands beside them: how much of it does the distilled model keep?
 
 Deviations. The paper trains support vector machines, has each client decide by its validation data whether its model
 is good enough, and compares ensembles of selected clients; here all models vote. It averages the models' outputs;

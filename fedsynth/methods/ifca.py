@@ -4,17 +4,17 @@ There are k models with random starts. In each round every sampled client takes 
 own training data, ĵ = argmin_j F_i(θ_j), and trains it; the server averages, for each model, what came of it. A model
 that nobody took waits. A client is evaluated with the model that fits its training data best.
 
-Deviations: replies are weighted by examples, as FedAvg (the paper's plain mean is `aggregator = {name = "mean",
-weights = "equal"}`). Choosing and training are two requests, so that a client receives the model that it chose twice.
-The first start is that of every other method here. One try: the paper also restarts. With one model it is FedAvg,
-bit-identical.
+Deviations: replies are weighted by examples, as in FedAvg; `form = "published"` has the paper's plain mean. Choosing
+and training are two requests, so that a client receives the model that it chose twice. The first start is that of every
+other method here. One try: the paper also restarts. With one model it is FedAvg, bit-identical.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from fedsynth.components.groups import GroupConfig, GroupLoop, Groups, of_group, record_groups
+from fedsynth.components.settings import PublishedForm
 from fedsynth.federation import Client, Federation, Outcome, Reply, leaves, method, task
 from fedsynth.federation.personal import personal
 from fedsynth.federation.tasks import TaskError
@@ -24,8 +24,10 @@ from fedsynth.learning.weights import Weights, weights_of
 from fedsynth.seeding import derive
 
 
-class IfcaConfig(GroupConfig):
+class IfcaConfig(PublishedForm, GroupConfig):
     """Setting of IFCA."""
+
+    published: ClassVar[dict[str, Any]] = {"aggregator": {"name": "mean", "weights": "equal"}}
 
     groups: int = Field(3, ge=1, description="k: number of models")
 

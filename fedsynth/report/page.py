@@ -12,9 +12,10 @@ from fedsynth.errors import ConfigError
 from fedsynth.evaluation.results import ComparisonPlan, TuningResult
 from fedsynth.federation.store import write_atomically
 from fedsynth.report import course, holdings, outcome, side_by_side, strip_blocks
-from fedsynth.report.blocks import Block, Section, capitalised, section
+from fedsynth.report.blocks import Block, Section, Words, capitalised, section
 from fedsynth.report.reading import RunRecord, read_inside, read_run, say_fault
 from fedsynth.report.side_by_side import metric_words
+from fedsynth.report.tables import problem_lines
 
 STRIP = "strip"  # the section that opens a page
 
@@ -74,6 +75,9 @@ def run_page(run: RunRecord) -> Page:
     sections = [section(id, title, run.problems, lambda make=make: make(run)) for id, title, make in parts]  # type: ignore[misc]
     opening, strip = _opening(run.problems, lambda: strip_blocks.run_strip(run))
     stamps = [{"text": run.state, "style": STYLES[run.state]}, {"text": "single run", "style": "warn"}]
+    if run.summary and run.summary.problem:
+        opening = [_failed([f"failed: {run.summary.problem}."]), *opening]
+        stamps = [{"text": "no usable model", "style": "bad"}, *stamps]
     count = run.manifest.clients or "an unknown number of"
     about = f"{run.method} on {run.data}, seed {run.seed}, {count} clients."
     return Page(f"{run.name}", "report of a run", about, [*opening, *sections], run.problems, stamps, strip=strip)
@@ -104,10 +108,17 @@ def comparison_page(
     ]
     sections = [section(id, name, found, build) for id, name, build in parts]
     opening, strip = _opening(found, lambda: strip_blocks.comparison_strip(groups))
+    problems_of = problem_lines([s.model_copy(update={"label": g.label}) for g in groups for _, s in g.finished])
+    opening = [_failed(problems_of), *opening] if problems_of else opening
     single = any(len(group.runs) == 1 for group in groups)
     stamps = [{"text": "single runs", "style": "warn"}] if single else []
     about = f"{len(groups)} methods or settings, {len(runs)} runs."
     return Page(title, "comparison", about, [*opening, *sections], found, stamps, strip=strip)
+
+
+def _failed(lines: Sequence[str]) -> Section:
+    """What must be read before anything else."""
+    return Section("failed", "No usable model", [Words(lines, notice=True)])
 
 
 def _opening(problems: list[str], build: Callable[[], strip_blocks.Opening]) -> tuple[list[Section], bytes]:

@@ -228,11 +228,23 @@ def _latex(text: str) -> str:
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
-    """What to say about one run, as pairs of a name and a text; a failed synthesis comes first."""
+    """What to say about one run, as pairs of a name and a text; that it failed, or its synthesis, comes first."""
+    problem = [("failed", summary.problem)] if summary.problem else []
     synthesis = [("synthesis", synthesis_words(check)) for check in summary.synthesis]
     failed = any(check.mark == "failed" for check in summary.synthesis)
     rest = _result_lines(summary)
-    return [*synthesis, *rest] if failed else [*rest[:RESULT_LINES], *synthesis, *rest[RESULT_LINES:]]
+    if failed:
+        return [*problem, *synthesis, *rest]
+    return [*problem, *rest[:RESULT_LINES], *synthesis, *rest[RESULT_LINES:]]
+
+
+def problem_lines(summaries: Sequence[RunSummary]) -> list[str]:
+    """The runs that gave no usable model, and why; one for each row."""
+    lines: dict[str, str] = {}
+    for summary in summaries:
+        if summary.problem:
+            lines.setdefault(summary.row, f"failed: {summary.row}, seed {summary.seed}: {summary.problem}")
+    return list(lines.values())
 
 
 def _result_lines(summary: RunSummary) -> list[tuple[str, str]]:
@@ -300,4 +312,5 @@ def check_lines(found: Check) -> list[str]:
     for silo in found.silos:
         lacking = f", lacks {', '.join(silo.missing)}" if silo.missing else ""
         lines.append(f'client "{silo.client}": {silo.shape}, {silo.examples} examples{lacking}')
+    lines += [f"note: {note}" for note in found.notes]
     return lines + ([f"problem: {problem}" for problem in found.problems] or ["no problems found"])

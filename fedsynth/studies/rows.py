@@ -64,7 +64,10 @@ def plan_rows(methods: Sequence[str] | None, given: Any, references: bool, contr
     """
     known = {label: _from_table(label, value) for label, value in _table(given).items()}
     words = list(methods) if methods is not None else list(known) or ["fedavg"]
-    named = list(dict.fromkeys(known[word].label if word in known else word for word in words))
+    named = [known[word].label if word in known else word for word in words]
+    twice = next((word for word, times in Counter(named).items() if times > 1), None)
+    if twice:
+        raise ConfigError(f'"{twice}" is compared with itself: name it once, or give a variant a name and settings.')
     rows = _with_bases([known[word] if word in known else _from_word(word) for word in named])
     if controls:
         rows = _with_controls(rows)

@@ -20,8 +20,9 @@ TINY = (
     "partition.num_clients=3",
     "partition.alpha=1.0",
     "model.name=mlp",
-    "model.hidden=[6]",
+    "model.hidden=[16]",
     "train.local_epochs=1",
+    "train.batch_size=8",  # enough steps to tell some classes apart: a run that takes all for one class fails
     "train.rounds=2",
     "engine.workers=1",
 )

@@ -16,8 +16,9 @@ LEDGER = (
 )
 KEYS = {
     "": (
-        "method seed metric test clients validation views best rounds bytes client_epochs server_seconds seconds"
-        " simulated_seconds failures failed missed notes privacy secret_noise norm_buffers data run_dir synthesis"
+        "method seed metric problem test clients validation views best rounds bytes client_epochs server_seconds"
+        " seconds simulated_seconds failures failed missed notes privacy secret_noise norm_buffers data run_dir"
+        " synthesis"
     ),
     "test": (
         "accuracy loss class_variance worst_class class_accuracy examples measures specificity confusion reliability"

@@ -42,6 +42,8 @@ MISTAKES = {
     "unknown key": (["train.ruonds=3"], ["ruonds", '"rounds"']),
     "unknown section": (["section.toml"], ["trian", '"train"']),
     "unknown top-level key": (["sead=3"], ["sead", '"seed"']),
+    "key of a section at the top": (["rounds=3"], ['"train.rounds"']),
+    "name too long for a folder": (["name=" + 300 * "a"], ["at most 200 characters"]),
     "unknown method": (["method.name=fedporx"], ["fedporx", '"fedprox"']),
     "unknown setting of a method": (["method.name=fedprox", "method.my=1"], ["fedprox", '"my"', "mu"]),
     "setting of another method": (["method.mu=0.1"], ["fedavg", '"mu"']),
@@ -123,6 +125,7 @@ def test_a_comparison_finds_mistakes_before_it_begins(fedsynth, folder, name):
     [
         (["compare", "--methods", "fedavg,fedporx"], ["fedporx", '"fedprox"']),
         (["compare", "--methods", " , "], ["--methods"]),
+        (["compare", "--methods", "fedavg,fedavg"], ["compared with itself"]),
         (["compare", "seed=x"], ["seed = 'x'"]),
         (["compare", "method=3"], ["method"]),
         (["methods", "fedporx"], ["fedporx", '"fedprox"']),

@@ -346,3 +346,40 @@ def test_early_stopping_ends_a_run(fedsynth, tiny, tmp_path):
     done = fedsynth("run", "--json", *tiny, "train.rounds=50", "train.patience=1", "train.lr=1e-9", cwd=tmp_path)
     assert done.json["rounds"] == 2
     assert done.json["best"]["round"] == 1
+
+
+FAILURES = {
+    "takes each of 40 test examples for one class": ("train.lr=100",),
+    "all examples are of one class (3)": ("data.classes=[3]",),
+}
+
+
+@pytest.mark.parametrize("words", FAILURES)
+def test_a_run_without_a_usable_model_says_so_first_and_fails(words, fedsynth, tiny, tmp_path):
+    done = fedsynth("run", *tiny, *FAILURES[words], "name=run", cwd=tmp_path)
+    assert done.code == 1
+    text = " ".join(done.out.split())
+    assert text.startswith("failed ")
+    assert words in text
+    assert "global test" in text, "and then what there is"
+    report = (tmp_path / "runs" / "run" / "report.html").read_text()
+    assert report.index("failed: ") < report.index("The result of this run")
+    again = fedsynth("resume", tmp_path / "runs" / "run", "--json", cwd=tmp_path)
+    assert again.code == 1
+    assert words in again.json["problem"]
+
+
+def test_training_that_ends_with_numbers_that_are_not_finite_fails(fedsynth, tiny, tmp_path):
+    done = fedsynth("run", *tiny, "train.lr=1e12", cwd=tmp_path)
+    assert done.code == 1
+    assert "not finite" in done.err
+
+
+def test_a_comparison_names_the_rows_without_a_model_and_fails_when_no_row_has_one(fedsynth, tiny, tmp_path):
+    one = ("--methods", "fedavg,wild=fedavg:train.lr=100", "--no-references", "name=one")
+    done = fedsynth("compare", *tiny, *one, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.startswith("failed: wild, seed 0: the model takes each of 40 test examples for one class")
+    assert "failed: wild, seed 0" in (tmp_path / "runs" / "one" / "report.html").read_text()
+    done = fedsynth("compare", *tiny, "--methods", "fedavg", "--no-references", "train.lr=100", cwd=tmp_path)
+    assert done.code == 1

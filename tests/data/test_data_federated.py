@@ -237,6 +237,27 @@ def test_check_finds_what_is_wrong(tmp_path):
     assert "severe imbalance" in " ".join(check_data(DataConfig(name=f"npz:{path}")).problems)
 
 
+def test_check_finds_odd_columns(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"patient": np.arange(300) + 1000, "ward": 4, "age": rng.normal(60, 30, 300)})
+    frame["far"] = np.where(np.arange(300) == 7, 1e8, rng.normal(size=300))
+    frame.assign(label=np.arange(300) % 2).to_csv(tmp_path / "t.csv", index=False)
+    check = check_data(DataConfig(name=f"csv:{tmp_path / 't.csv'}"))
+    text = " ".join(check.problems)
+    assert 'column "patient" has another whole number in every row' in text
+    assert 'column "ward" has one value throughout' in text
+    assert 'column "far" has values beyond 1e+06' in text
+    assert "columns are not scaled" in text
+
+
+def test_a_few_copies_are_no_problem(tmp_path):
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(300, 2)), columns=["u", "v"])
+    pd.concat([frame, frame[:2]]).assign(label=np.arange(302) % 2).to_csv(tmp_path / "t.csv", index=False)
+    check = check_data(DataConfig(name=f"csv:{tmp_path / 't.csv'}"))
+    assert not any("copies" in problem for problem in check.problems)
+    assert "2 training examples are copies" in " ".join(check.notes)
+
+
 def test_check_of_clean_data_is_ok():
     check = check_data(DataConfig())
     assert check.ok

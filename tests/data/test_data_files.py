@@ -257,3 +257,46 @@ def test_hub_problems_are_sentences(tmp_path):
     )
     with pytest.raises(DataError, match="unreadable image"):
         read(HubSet("ylecun/mnist"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a;b;label\n1;2;0\n", "divided by ';'"),
+        ("a,a,label\n1,2,0\n", 'several columns "a"'),
+        ("a,b,label\n1,x,0\n2,?,1\ny,3,1\n", r"\"a\" is not numeric \(such as 'y' in row 3\); column \"b\""),
+    ],
+)
+def test_a_table_that_cannot_be_read_says_where(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_source(DataConfig(name=f"csv:{tmp_path / 't.csv'}"))
+
+
+def test_labels_are_what_people_mean(tmp_path):
+    (tmp_path / "t.csv").write_text("a,label\n1,0.0\n2,1.0\n")
+    assert load_source(DataConfig(name=f"csv:{tmp_path / 't.csv'}")).schema.class_names == ("0", "1")
+    (tmp_path / "t.csv").write_text("a,label\n1,yes\n2,yes \n3,no\n")
+    assert load_source(DataConfig(name=f"csv:{tmp_path / 't.csv'}")).train.y.tolist() == [1, 1, 0]
+
+
+def test_examples_for_validation_join_those_for_training(tmp_path):
+    x, y = np.zeros((6, 1, 4, 4), np.uint8), np.arange(6) % 2
+    for names in (
+        ("x_train", "y_train", "x_val", "y_val"),
+        ("train_images", "train_labels", "val_images", "val_labels"),
+    ):
+        np.savez(tmp_path / "a.npz", **dict(zip(names, (x[:4], y[:4], x[4:], y[4:]), strict=True)))
+        assert len(load_source(DataConfig(name=f"npz:{tmp_path / 'a.npz'}")).train) == 6
+    for name, rows in {"train": "1,0\n2,1\n", "val": "3,1\n", "test": "4,0\n"}.items():
+        (tmp_path / f"{name}.csv").write_text("a,label\n" + rows)
+    source = load_source(DataConfig(name=f"csv:{tmp_path}"))
+    assert source.train.x[:, 0].tolist() == [1, 2, 3]
+    assert source.test is not None
+    assert source.test.x[:, 0].tolist() == [4]
+
+
+def test_bytes_that_were_stored_as_fractions_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.full((4, 1, 4, 4), 254.5, np.float32), y=np.arange(4))
+    with pytest.raises(DataError, match="fractions up to 254.5"):
+        load_source(DataConfig(name=f"npz:{tmp_path / 'a.npz'}"))

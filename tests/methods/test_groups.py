@@ -76,7 +76,7 @@ def test_cfl_leaves_clients_of_one_kind_together(run_method: RunMethod) -> None:
 def test_a_round_of_ifca_is_the_papers(run_method: RunMethod) -> None:
     """ĵ = argmin_j F_i(θ_j), and θ_j the mean of those who chose j, by hand; who was not chosen waits."""
     data, rounds = some_clients(12, 20, 16), 2
-    settings = {"groups": 3, "aggregator": {"name": "mean", "weights": "equal"}}
+    settings = {"groups": 3, "form": "published"}
     done = run_method("ifca", data, model=LINEAR, settings=settings, rounds=rounds, lr=0.1)
     starts = start_models(done.fed, IfcaConfig(groups=3, model=LINEAR))
     assert same_bits(starts["1"], initial_model(0, LINEAR, data.schema).state_dict())

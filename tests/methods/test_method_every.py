@@ -49,6 +49,7 @@ BASELINES = [
         "class_bias",
         "centralised",
         "data_sharing",
+        "dense",
         "ditto",
         "fedper",
         "ensemble",
@@ -83,6 +84,7 @@ ZERO_SHOT = ["fed_zda", "fed_zdac", "fed_zdas"]  # need BatchNorm
 SYNTHETIC = ["agg_enhance", *ZERO_SHOT, *GANDALF]
 QUICK: dict[str, dict[str, Any]] = {
     "fedgen": {"generator_steps": 3, "noise": 3, "hidden": 5},
+    "dense": {"distil_epochs": 2, "generator_steps": 2, "tune_batch_size": 4, "latent": 3, "channels": 2},
     "fedftg": {"iterations": 2, "tune_batch_size": 4, "latent": 3, "channels": 2},
     "agg_enhance": {"steps": 3, "tune_epochs": 1},
     **{name: {"steps": 3, "per_class": 2} for name in ZERO_SHOT},

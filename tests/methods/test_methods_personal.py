@@ -169,7 +169,8 @@ def test_fedper_keeps_so_many_layers_at_the_clients(run_method, digits):
 def test_apfl_is_the_papers_algorithm(run_method, adaptive):
     """Two clients, two rounds of several steps: w, v and α by the equations, with a rate at which α moves."""
     data, lr, rounds = some_clients(12, 20), 0.5, 3
-    settings = {"alpha": 0.3, "adaptive": adaptive, "aggregator": {"name": "mean", "weights": "equal"}}
+    settings = {"alpha": 0.3, "aggregator": {"name": "mean", "weights": "equal"}}
+    settings |= {"form": "published"} if adaptive == "steps" else {"adaptive": adaptive}
     done = run_method("apfl", data, model=LINEAR, settings=settings, rounds=rounds, lr=lr, batch_size=5)
     w = theta(initial_model(0, LINEAR, data.schema).state_dict())
     own = dict.fromkeys(data.clients, (w, 0.3))

@@ -50,6 +50,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "gandalf": {"method": {"gan_steps": 4, "visit_steps": 2, "gan_channels": 2, "gan_latent": 3}},
     "pfl_gan": {"method": PFL_GAN},
     "ccvr": {"model": SMALL_CNN, "method": {"draws": 10, "covariance": "shared"}},
+    "dense": {"model": NORMED, "method": {"distil_epochs": 2, "generator_steps": 2, "channels": 2}},
     "ensemble": {"model": NORMED},
     "fedftg": {"model": NORMED, "method": {"iterations": 2, "channels": 2}},
     "fedgen": {"model": NORMED, "method": {"generator_steps": 3}},

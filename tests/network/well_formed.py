@@ -246,10 +246,9 @@ def top_up(draw: Draw) -> dict[str, Any]:
 
 
 def distilled(draw: Draw) -> dict[str, Any]:
-    """A model to distil others of its kind into, with a new generator."""
+    """A model to distil others of its kind into."""
     asked = model(draw)
-    generator = {"generator": {}, "latent": 2, "channels": 2}
-    return {**asked, "teachers": [asked["model"]] * 2, **generator, "training": training(draw)}
+    return {**asked, "teachers": [asked["model"]] * 2, "latent": 2, "channels": 2, "training": training(draw)}
 
 
 REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
@@ -273,6 +272,10 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     },
     "data_sharing.contribute": lambda d: {"wanted": np.full(CLASSES, pick(d, 0, 2, 10**6))},
     "data_sharing.keep_shared": lambda d: {"samples": samples(d)},
+    "dense.distil_ensemble": lambda d: {
+        **distilled(d),
+        "how": {"epochs": 1, "generator_steps": 1, "batch_size": 4, "generator_lr": pick(d, 1e-30, 0.01, 1e20)},
+    },
     "faug.replenish": lambda d: {"gan": client_gan(d), "spec": GAN.model_dump()},
     "faug.train_distilled": lambda d: {
         **{"spec": SPECS[0].model_dump(), "training": training(d), "weight": pick(d, 0.0, 1.0, 1e30)},
@@ -293,7 +296,7 @@ REQUESTS: dict[str, Callable[[Draw], dict[str, Any]]] = {
         **{"request": request(d, VAE), "upload_decoder": d(st.booleans())},
     },
     "fedftg.distil_hard_samples": lambda d: {
-        **distilled(d),
+        **{**distilled(d), "generator": {}},
         **{"shares": torch.ones((2, CLASSES)) / 2, "frequencies": torch.ones(CLASSES) / CLASSES},
         "how": {"iterations": 1, "model_steps": 1, "batch_size": 4, "generator_lr": pick(d, 1e-30, 0.01, 1e20)},
     },

@@ -41,6 +41,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "fed_zdac": {"steps": 2, "per_class": 1, "start_round": 1},
     "fed_zdas": {"steps": 2, "per_class": 1, "start_round": 1},
     "krum": {"byzantine": 0},
+    "dense": {"distil_epochs": 2, "generator_steps": 1, "tune_batch_size": 4, "latent": 3, "channels": 2},
+    "fedftg": {"iterations": 1, "model_steps": 1, "tune_batch_size": 4, "latent": 3, "channels": 2},
 }
 
 

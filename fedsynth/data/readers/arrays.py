@@ -18,6 +18,12 @@ from fedsynth.errors import DataError
 
 PIXELS = 3 * 32 * 32
 UNSIGNED_BYTE = 8
+PARTS = (
+    (("x_train", "y_train"), ("x_val", "y_val"), ("x_test", "y_test")),
+    (("train_images", "train_labels"), ("val_images", "val_labels"), ("test_images", "test_labels")),
+)
+"""How files name examples and labels for training, validation and testing: Keras's way and MedMNIST's. Examples for
+validation join those for training: every client holds out a part of its own."""
 LARGEST_UNPACKED = 16 * 2**30
 """Bytes of one file; more than that would not be read into memory anyway."""
 PIECE = 2**20  # bytes of a stream that are read at once
@@ -51,19 +57,22 @@ def read_stream(path: Path, stream: io.BufferedIOBase) -> bytes:
 
 
 def read_npz(path: Path, config: DataConfig) -> Raw:
-    """An .npz file with x_train, y_train [, x_test, y_test] or x, y; or a folder in the packed layout."""
+    """An .npz file by one of the ways to name its parts, or a folder in the packed layout."""
     if path.is_dir():
         return read_packed(path, config)
     arrays = load_arrays(path)
-    if "x_train" in arrays or "y_train" in arrays:
-        train = _part(arrays, "x_train", "y_train", path, config)
-        has_test = "x_test" in arrays or "y_test" in arrays
-        return Raw(train, _part(arrays, "x_test", "y_test", path, config) if has_test else None)
+    for train, validation, test in PARTS:
+        found = [
+            _part(arrays, x, y, path, config) if x in arrays or y in arrays else None
+            for x, y in (train, validation, test)
+        ]
+        if found[0] is not None:
+            return Raw(join_parts([part for part in found[:2] if part is not None]), found[2])
     if "x" in arrays or "y" in arrays:
         return Raw(_part(arrays, "x", "y", path, config))
     raise DataError(
         f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; it needs x_train and y_train "
-        "(and x_test, y_test), or x and y."
+        "(and x_val, y_val, x_test, y_test), or x and y, or MedMNIST's train_images and train_labels."
     )
 
 

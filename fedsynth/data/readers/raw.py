@@ -13,6 +13,8 @@ from PIL import Image
 from fedsynth.errors import DataError
 
 CHANNELS = (1, 3, 4)
+BRIGHTEST = 20.0
+"""Fractions of images that someone has standardised stay far below; those above are bytes in another type."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ def as_examples(x: np.ndarray, where: str, shape: tuple[int, ...] | None = None)
         raise DataError(
             f"{where}: examples of shape {x.shape[1:]} are neither rows nor images; set data.shape, as in [1, 28, 28]."
         )
+    if x.ndim == 4 and x.dtype.kind == "f" and len(x) and x.max() >= BRIGHTEST:
+        raise DataError(f"{where}: pixels are fractions up to {x.max():g}; scale them to 0..1, or store whole numbers.")
     # Bytes for whole-number pixels 0..255, float32 for everything else.
     whole = x.ndim == 4 and x.dtype.kind in "iu"
     fits = whole and (x.dtype == np.uint8 or (len(x) > 0 and int(x.min()) >= 0 and int(x.max()) <= 255))
