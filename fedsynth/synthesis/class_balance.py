@@ -5,6 +5,9 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import nnls
 
+Solver = Literal["least_squares", "pseudo_inverse"]
+MOST_ASKED = 10  # times all that is lacking: nearly equal mixes have inverses that ask one generator for millions
+
 
 def shortage_to_largest(counts: np.ndarray) -> np.ndarray:
     """What each class lacks to be as large as the largest (H in GANDALF's figure 4)."""
@@ -64,17 +67,21 @@ def decidedly_scarce(counts: np.ndarray) -> int:
     return max(1, int((counts < counts.sum() / len(counts) / 2).sum()))
 
 
-def amounts(mixes: np.ndarray, shortage: np.ndarray, tau: float) -> np.ndarray:
+def amounts(mixes: np.ndarray, shortage: np.ndarray, tau: float, solver: Solver = "least_squares") -> np.ndarray:
     """B: how many images each generator is to make so that H ≈ A·B, times τ.
 
     `mixes` are the columns of A (classes × generators), as shares or as counts that may have noise.
-    By non-negative least squares. The paper's pseudo-inverse may ask for a negative number of images; cutting that off
-    at 0 leaves the others too large, because they were to be balanced by it.
+    By non-negative least squares. The paper's pseudo-inverse, B = A⁺·H, may ask for a negative number of images;
+    cutting that off at 0 leaves the others too large, because they were to be balanced by it.
     """
     mixes = np.clip(np.asarray(mixes, dtype=np.float64), 0, None)
     totals = mixes.sum(axis=0)
     columns = np.divide(mixes, totals, out=np.zeros_like(mixes), where=totals > 0)
-    exact, _ = nnls(columns, np.asarray(shortage, dtype=np.float64))
+    lacking = np.asarray(shortage, dtype=np.float64)
+    if solver == "pseudo_inverse":
+        exact = np.clip(np.linalg.pinv(columns) @ lacking, 0, MOST_ASKED * lacking.sum())
+    else:
+        exact, _ = nnls(columns, lacking)
     return np.rint(tau * exact).astype(np.int64)
 
 

@@ -92,6 +92,43 @@ def test_similar_clients_hand_their_gan_around_among_themselves(run_method):
             assert same_bits(request["fields"]["moments"], before.replies[holder]["moments"])
 
 
+def test_the_published_form_is_the_papers(run_method):
+    """Section 5.1: T_g 3, T_d 2, batches of 256, 5e-5 and 1e-4; algorithm 1 hands on weights and nothing else."""
+    cfg = GandalfConfig(form="published")
+    assert (cfg.visit_steps, cfg.critic_steps, cfg.gan_batch_size, cfg.tau) == (3, 2, 256, 0.5)
+    assert (cfg.generator_lr, cfg.critic_lr, cfg.labeller, cfg.solver) == (5e-5, 1e-4, "federated", "pseudo_inverse")
+    settings = QUICK | {
+        "form": "published",
+        "visit_steps": 3,
+        "gan_steps": 6,
+        "labeller_rounds": 1,
+        "counts_epsilon": None,
+    }
+    done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=settings, rounds=1)
+    visits = asked(done, "train_gan_visit")
+    assert {r["fields"]["visit"]["steps"] for ask in visits for r in ask.requests.values()} == {3}
+    assert len(visits) == 2
+    assert all(not reply["moments"] for ask in visits for reply in ask.replies.values())
+    assert orders(done)["a"]["how"]["solver"] == "pseudo_inverse"
+
+
+def test_visits_are_short_unless_nobody_waits_for_the_gan():
+    defaults = {name: find_method(name).config().visit_steps for name in ("gandalf", "private_fl_gan", "sda_fl")}
+    assert defaults == {"gandalf": 12, "private_fl_gan": 12, "sda_fl": 60}
+
+
+def test_a_control_groups_by_exact_counts(run_method):
+    """Astraea's groups: without it the schedule's noise in the groups would be taken for a gain of the images."""
+    control = find_method("gandalf").controls["without synthesis, exact counts"]
+    done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=control, rounds=1)
+    assert not asked(done, "train_gan_visit")
+    assert not asked(done, "top_up")
+    exact = run_method("astraea", pictures(*TWO_KINDS), model=SMALL["mlp"], settings={"augment": False}, rounds=1)
+    assert same_bits(done.model, exact.model)
+    with_dp_sgd = GandalfConfig(**control, privacy=PrivacyConfig(updates="dp_sgd"))
+    assert with_dp_sgd.counts_epsilon is None
+
+
 def test_moments_stay_behind_where_they_do_not_travel(run_method):
     settings = EXACT | {"moments": False}
     done = run_method("gandalf", pictures(*TWO_KINDS), model=SMALL["mlp"], settings=settings, rounds=1)

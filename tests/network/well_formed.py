@@ -240,6 +240,7 @@ def top_up(draw: Draw) -> dict[str, Any]:
     how = {
         **{"tau": pick(draw, 0.0, 0.5, 1.0, 50.0), "static": pick(draw, None, {}), "noisy": draw(st.booleans())},
         **{"synthetic": pick(draw, "generated", "noise"), "labeller": {}, "spec": SPECS[0].model_dump(), "real": None},
+        "solver": pick(draw, "least_squares", "pseudo_inverse"),
     }
     return {"generators": generators, "how": how}
 

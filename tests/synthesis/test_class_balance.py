@@ -38,6 +38,15 @@ def test_no_negative_amounts_where_the_pseudo_inverse_has_some():
     # Alone, the second does best with b = 0.4·10 / (0.6² + 0.4²) = 7.7; clipping would have asked it for 30.
     assert np.allclose(inverse, [-20, 30])
     assert amounts(mixes, lacking, 1.0).tolist() == [0, 8]
+    assert amounts(mixes, lacking, 1.0, "pseudo_inverse").tolist() == [0, 30]
+    assert amounts(mixes, lacking, 0.5, "pseudo_inverse").tolist() == [0, 15]
+
+
+def test_the_pseudo_inverse_fills_figure_4_too_and_never_asks_for_millions():
+    stars_and_triangles = np.array([[0, 0], [1, 0], [0, 1]])
+    assert amounts(stars_and_triangles, np.array([0, 2, 4]), 1.0, "pseudo_inverse").tolist() == [2, 4]
+    nearly_equal = np.array([[0.5, 0.5 + 1e-9], [0.5, 0.5 - 1e-9]])
+    assert amounts(nearly_equal, np.array([0, 9]), 1.0, "pseudo_inverse").max() <= 90
 
 
 def test_a_class_that_nobody_has_is_not_generated():

@@ -9,11 +9,13 @@ two of each image. Phase 3: see `components/sequential.py`.
 Deviations. Labels: the paper's GANs know no classes, and it is silent on where labels come from (the authors' code has
 a trained classifier). By default GANs are told the class here, so that H = A·B is solved class by class;
 `labeller = "federated"` trains a classifier first and labels with it. H = A·B is solved by non-negative least squares
-in place of a pseudo-inverse that is cut off at 0. A label that no client of a group has is never asked of its GAN.
+in place of a pseudo-inverse that is cut off at 0 (`solver`). A label that no client of a group has is never asked of
+its GAN.
 Class counts have calibrated noise, leave once and serve both groupings. Rates, batch and steps of a visit are those
-that work on a small machine; `form = "published"` has the paper's (T_g = 3, 5e-5 and 1e-4, batches of 256). The paper's
-noise on weights is `privacy.updates = "gaussian"` with `noise = 1e-5`; nothing is proven by it. With "dp_sgd" critic
-and classifier are trained by DP-SGD and amounts follow the noisy counts.
+that work on a small machine, and Adam's moments travel with the weights; `form = "published"` has what the paper says:
+T_g = 3, moments that stay, 5e-5 and 1e-4, batches of 256, the pseudo-inverse. The paper's noise on weights is
+`privacy.updates = "gaussian"` with `noise = 1e-5`; nothing is proven by it. With "dp_sgd" critic and classifier are
+trained by DP-SGD and amounts follow the noisy counts.
 
 Variants: Private FL-GAN has one group, SDA-FL one for each client, FedDPGAN averages one GAN over all clients.
 Without synthesis and with a mediator for each client it is FedAvg, bit-identical.
@@ -45,6 +47,7 @@ PICTURED = 50  # images of each class that a GAN shows; pictures have the first 
 
 CONTROLS: Controls = {
     "without synthesis": {"synthetic": "none", "static": False},
+    "without synthesis, exact counts": {"synthetic": "none", "static": False, "counts_epsilon": None},
     "static copies only": {"synthetic": "none"},
     "noise": {"synthetic": "noise"},
     "real samples": {"synthetic": "real"},
@@ -145,6 +148,7 @@ class Gandalf:
             tau=cfg.tau,
             static=cfg.static_augmentation() if cfg.static and not cfg.private else None,
             synthetic=cfg.synthetic,
+            solver=cfg.solver,
             noisy=cfg.private,
             labeller=labeller,
             spec=cfg.model,

@@ -15,7 +15,7 @@ from fedsynth.learning.grouping import shares
 from fedsynth.learning.models import ModelSpec
 from fedsynth.learning.weights import Weights
 from fedsynth.privacy import Guarantee
-from fedsynth.synthesis.class_balance import amounts, drop_surplus, share_out, shortage_to_largest
+from fedsynth.synthesis.class_balance import Solver, amounts, drop_surplus, share_out, shortage_to_largest
 from fedsynth.synthesis.gan import GanSpec, TrainingImages, load_gan, load_generator, make_images
 from fedsynth.synthesis.gan_training import GanTraining, train_gan
 from fedsynth.synthesis.static import Static, fill_classes
@@ -53,6 +53,7 @@ class TopUp(Message):
     tau: float
     static: Static | None
     synthetic: str
+    solver: Solver
     noisy: bool
     labeller: Weights
     spec: ModelSpec
@@ -138,7 +139,7 @@ def generate(client: Client, generators: Generators, how: TopUp, lacking: np.nda
         return images, labels
     known, mixes = np.array(generators.known), np.array(generators.mixes)
     plan = share_out(lacking, how.tau, known, mixes)
-    numbers = amounts(shares(mixes).T, lacking, how.tau)
+    numbers = amounts(shares(mixes).T, lacking, how.tau, how.solver)
     rng = client.rng("generated")
     for number, weights in enumerate(generators.weights):
         generator = load_generator(spec, shape, classes, weights)
