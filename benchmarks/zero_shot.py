@@ -18,7 +18,8 @@ from harness import BESIDE, Part, Table, accuracies, main, spread
 LATE = 10  # rounds over which accuracy and the fairness columns are averaged
 START = 46  # of Fed-ZDA's images: three quarters through; the paper recommends late starts
 
-PRIORS = {"shifts": 1, "statistics": 0.3, "variation": 0.003}  # what a probe found recognised best: see fed_zdas.md
+PRIORS = {"shifts": 1, "statistics": 0.3, "variation": 0.003, "steps": 30, "image_lr": 0.1}
+"""What an independent classifier recognised best in a probe (docs/methods/fed_zdas.md), in half of the steps."""
 AS_ONE = {"source": "ensemble", "store": 10}  # at the end the server tunes on as many images as of single models
 
 LATE_ROWS: dict[str, Table] = {

@@ -186,13 +186,14 @@ def _cell(row: dict[str, str], key: str) -> float | None:
 
 
 def _client_table(run: RunRecord) -> Table:
-    columns = [key for key in run.clients[0] if key != "client"]
+    kept = ("train_examples", "examples", "accuracy", "balanced_accuracy", run.metric)
+    columns = [key for key in run.clients[0] if key.split("/")[-1] in kept]
     rows = [[row["client"], *(_shown(key, row.get(key) or "") for key in columns)] for row in run.clients]
     return Table("Every client", ["client", *(key.replace("_", " ").replace("/", " ") for key in columns)], rows)
 
 
 def _shown(key: str, text: str) -> str:
-    return percent(float(text)) if key.endswith("accuracy") and text else text or "–"
+    return percent(float(text)) if not key.endswith("examples") and text else text or "–"
 
 
 def classes(run: RunRecord) -> list[Block]:

@@ -13,6 +13,7 @@ from fedsynth.evaluation.results import ComparisonPlan, TuningResult
 from fedsynth.federation.store import write_atomically
 from fedsynth.report import course, holdings, outcome, side_by_side, strip_blocks
 from fedsynth.report.blocks import Block, Section, Words, capitalised, section
+from fedsynth.report.measures import measures
 from fedsynth.report.reading import RunRecord, read_inside, read_run, say_fault
 from fedsynth.report.side_by_side import metric_words
 from fedsynth.report.tables import problem_lines
@@ -63,6 +64,7 @@ def run_page(run: RunRecord) -> Page:
         ("curves", f"{capitalised(run.metric_words)} over the rounds", outcome.curves),
         ("clients", "Clients", outcome.clients),
         ("classes", "Classes", outcome.classes),
+        ("measures", "Measures", measures),
         ("split", "Who has what", holdings.split),
         ("samples", "Synthetic samples", holdings.samples),
         ("quality", "Quality of synthetic data", course.quality),

@@ -160,3 +160,14 @@ def test_controls_of_the_ensemble_keep_the_wanted_classes(
         assert ask.fields["labels"].tolist() == torch.arange(10).repeat_interleave(2).tolist()
     assert not asked(done, "invert_model")
     assert not asked(done, "classify_images")
+
+
+def test_the_wire_gives_the_same_bits(digits: FederatedData, run_method: RunMethod) -> None:
+    """Weights of an ensemble, priors and opinions, all as bytes."""
+    priors = {"shifts": 1, "variation": 0.01, "likeness": 0.01, "converged": 0.5}
+    settings = AS_ONE | priors | {"store": 2, "consensus": 0.05, "steps": 25}
+    here, wire = (
+        run_method("fed_zdas", digits, settings=settings, engine=engine, **TINY) for engine in ("local", "wire")
+    )
+    assert same_bits(here.model, wire.model)
+    assert asked(wire, "invert_model")[0].requests["@0"]["fields"]["inversion"]["priors"]["shifts"] == 1

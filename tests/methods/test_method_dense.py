@@ -11,12 +11,11 @@ import torch
 from federations import SMALL, Finished, farthest, same_bits, some_clients
 from torch import Tensor, nn
 
-from fedsynth.components.loop import LoopConfig, federated_loop
+from fedsynth.components.loop import LoopConfig
 from fedsynth.components.settings import TrainConfig
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
 from fedsynth.experiment.config import make_experiment
-from fedsynth.federation import Federation
 from fedsynth.federation.records import ADDED_AT_SERVER
 from fedsynth.learning.models import ModelSpec, build_model
 from fedsynth.learning.optimizers import LocalTraining
@@ -246,23 +245,9 @@ def test_what_hides_single_models_is_refused(privacy: dict[str, Any]) -> None:
         make_experiment({"method": {"name": "dense"}, "privacy": privacy})
 
 
-def test_a_resumed_run_ends_with_the_same_bits(federate: Callable[..., Federation]) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(whole_and_resumed: Callable[..., Any]) -> None:
     cfg = LoopConfig(
         train=TrainConfig(rounds=2, local_epochs=1), model=SMALL["mlp"], post_aggregation=DenseTuning(**QUICK)
     )
-    whole = federated_loop(federate("whole"), cfg).model
-    broken = federate("cut")
-    ask = broken.engine.ask
-
-    def stop(task: str, *rest: Any) -> Any:
-        if task.endswith("distil_ensemble") and broken.round == 2:
-            raise KeyboardInterrupt
-        return ask(task, *rest)
-
-    broken.engine.ask = stop  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        federated_loop(broken, cfg)
-    model = federated_loop(federate("cut"), cfg).model
-    assert whole is not None
-    assert model is not None
-    assert same_bits(model, whole)
+    whole, resumed = whole_and_resumed(cfg, "distil_ensemble", 2)
+    assert same_bits(whole, resumed)

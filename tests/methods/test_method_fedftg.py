@@ -12,11 +12,10 @@ import torch
 from federations import SMALL, Finished, same_bits, some_clients
 from torch import Tensor
 
-from fedsynth.components.loop import LoopConfig, federated_loop
+from fedsynth.components.loop import LoopConfig
 from fedsynth.components.settings import TrainConfig
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
-from fedsynth.federation import Federation
 from fedsynth.federation.records import ADDED_AT_SERVER
 from fedsynth.learning.models import ModelSpec, build_model
 from fedsynth.learning.optimizers import LocalTraining
@@ -228,27 +227,13 @@ def test_protected_updates_are_refused(
         run_method("fedftg", digits, model=MODEL, settings={"privacy": privacy})
 
 
-def test_a_resumed_run_ends_with_the_same_bits(federate: Callable[..., Federation]) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(whole_and_resumed: Callable[..., Any]) -> None:
     """The generator and the counts come back with the checkpoint."""
     cfg = LoopConfig(
         train=TrainConfig(rounds=3, local_epochs=1), model=SMALL["mlp"], post_aggregation=HardSampleTuning(**QUICK)
     )
-    whole = federated_loop(federate("whole"), cfg).model
-    broken = federate("cut")
-    ask = broken.engine.ask
-
-    def stop(task: str, *rest: Any) -> Any:
-        if task.endswith("distil_hard_samples") and broken.round == 3:
-            raise KeyboardInterrupt
-        return ask(task, *rest)
-
-    broken.engine.ask = stop  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        federated_loop(broken, cfg)
-    model = federated_loop(federate("cut"), cfg).model
-    assert whole is not None
-    assert model is not None
-    assert same_bits(model, whole)
+    whole, resumed = whole_and_resumed(cfg, "distil_hard_samples", 3)
+    assert same_bits(whole, resumed)
 
 
 def test_without_steps_nothing_moves() -> None:

@@ -13,11 +13,10 @@ from by_hand import batches
 from federations import SMALL, Ask, Clients, Finished, same_bits, some_clients
 from torch import Tensor
 
-from fedsynth.components.loop import LoopConfig, federated_loop
+from fedsynth.components.loop import LoopConfig
 from fedsynth.components.settings import TrainConfig
 from fedsynth.data.federated import FederatedData
 from fedsynth.errors import ConfigError
-from fedsynth.federation import Federation
 from fedsynth.federation.tasks import TaskError
 from fedsynth.learning.models import ModelSpec, build_model
 from fedsynth.methods.fedgen import COUNTS, FREQUENCIES, GeneratedFeatures, Regularised
@@ -238,23 +237,9 @@ def test_a_generator_that_does_not_fit_is_refused(wrong: dict[str, Tensor]) -> N
         GeneratedFeatures().begin(local)
 
 
-def test_a_resumed_run_ends_with_the_same_bits(federate: Callable[..., Federation]) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(whole_and_resumed: Callable[..., Any]) -> None:
     """The generator and the counts come back with the checkpoint."""
     halves = {"objective": "feature_generator", "post_aggregation": {"name": "feature_generator", **QUICK}}
     cfg = LoopConfig(train=TrainConfig(rounds=3, local_epochs=1), model=SMALL["mlp"], **halves)
-    whole = federated_loop(federate("whole"), cfg).model
-    broken = federate("cut")
-    ask = broken.engine.ask
-
-    def stop(task: str, *rest: Any) -> Any:
-        if task.endswith("learn_features") and broken.round == 3:
-            raise KeyboardInterrupt
-        return ask(task, *rest)
-
-    broken.engine.ask = stop  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        federated_loop(broken, cfg)
-    model = federated_loop(federate("cut"), cfg).model
-    assert whole is not None
-    assert model is not None
-    assert same_bits(model, whole)
+    whole, resumed = whole_and_resumed(cfg, "learn_features", 3)
+    assert same_bits(whole, resumed)

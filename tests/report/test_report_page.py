@@ -20,6 +20,7 @@ SECTIONS = [
     "Accuracy over the rounds",
     "Clients",
     "Classes",
+    "Measures",
     "Who has what",
     "Synthetic samples",
     "Quality of synthetic data",
