@@ -26,6 +26,9 @@ class FaultConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     delay: float = Field(0.0, ge=0, description="simulated seconds a message takes, both ways together")
     seconds_per_example: float = Field(0.0, ge=0, description="simulated seconds of work per training example")
     spread: float = Field(0.0, ge=0, description="spread (log-normal sigma) of the clients' speeds")
+    random_delay: float = Field(
+        0.0, ge=0, description="mean of a random (exponential) delay, drawn anew for every task, in simulated seconds"
+    )
     deadline: float | None = Field(None, gt=0, description="simulated seconds the server waits for an answer")
     heartbeat: float | None = Field(
         None, gt=0, description="simulated seconds of silence after which a client is given up (none: at the deadline)"
@@ -122,11 +125,15 @@ class FaultyEngine:
             return self._silence(0.0), Failure(client, "unavailable", f"away at {start:.1f} simulated seconds")
         speed = float(generator(self.seed, "speed", client).lognormal(0.0, config.spread))
         seconds = config.delay + config.seconds_per_example * self.sizes(client) / speed
+        if config.random_delay:  # from a source of its own: all else is scheduled as without
+            slowed = generator(self.seed, "delay", task, client, when)
+            seconds += float(slowed.exponential(config.random_delay))
         if broke:
             noticed = self._silence(seconds * rng.random())
             return noticed, Failure(client, "crashed", "broke down in the middle of the task")
         if client in self.late:
             return config.deadline or seconds, Failure(client, "timeout", "always answers too late")
+        # Who is slow sends its heartbeat, so that only the deadline ends the wait (GANDALF, section 5.5).
         if config.deadline is not None and seconds > config.deadline:
             return config.deadline, Failure(client, "timeout", f"would have taken {seconds:.1f} simulated seconds")
         return seconds, None

@@ -33,21 +33,33 @@ class GanSpec(BaseModel, frozen=True, extra="forbid"):
     conditional: bool = Field(True, description="Whether images are generated for a class.")
     channels: PositiveInt = Field(16, description="Channels at the finest level; doubled at each coarser one.")
     latent: PositiveInt = Field(64, description="Length of the random vector an image is generated from.")
+    averaged: bool | None = Field(
+        None, description="Whether images are drawn by a running average of the generator; none given: of r1 alone."
+    )
+
+    @property
+    def averages(self) -> bool:
+        """Whether a running average draws."""
+        return self.kind == "r1" if self.averaged is None else self.averaged
 
 
 class Gan(nn.Module):
     """A generator to draw with and what it learns from: a critic, or the encoder of a VAE.
 
-    The generator of "r1" is a running average of one that learns (`learner`): its images were better in each of seven
-    runs, by one to two points of agreement. In the other kinds the generator itself learns.
+    Where the spec says so, the generator is a running average of one that learns (`learner`), and `followed` says over
+    how many steps. With "r1" its images were better in each of seven runs, by one to two points of agreement.
     """
+
+    followed: Tensor
 
     def __init__(self, spec: GanSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         self.spec, self.shape, self.classes = spec, shape, classes
         given = classes if spec.conditional else 0
         self.generator = Generator(spec.latent, shape, given, spec.channels)
-        self.learner = copy.deepcopy(self.generator) if spec.kind == "r1" else None
+        self.learner = copy.deepcopy(self.generator) if spec.averages else None
+        if spec.averages:
+            self.register_buffer("followed", torch.zeros(()))
         self.critic: Critic | Encoder = (
             Encoder(spec.latent, shape, given, spec.channels)
             if spec.kind == "vae"
@@ -59,8 +71,19 @@ class Gan(nn.Module):
         """The generator that training changes."""
         return self.generator if self.learner is None else self.learner
 
+    @torch.no_grad()
+    def follow(self, average: float) -> None:
+        """Bring the generator that draws nearer to the one that learns; faster in the first steps, when both are far
+        from good."""
+        if self.learner is not None:
+            self.followed += 1
+            done = self.followed.item()
+            kept = min(average, done / (done + 10))
+            for mean, learned in zip(self.generator.parameters(), self.learner.parameters(), strict=True):
+                mean.lerp_(learned, 1 - kept)
+
     def weights(self) -> Weights:
-        """Copies of all weights, named "generator.…" and "critic.…" (and "learner.…" for "r1")."""
+        """Copies of all weights, named "generator.…" and "critic.…" (and "learner.…" and "followed" of an average)."""
         return weights_of(self)
 
 

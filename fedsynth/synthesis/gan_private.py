@@ -65,7 +65,7 @@ def train_gan_private(
     of its own covers it; records of other classes add nothing. `training.balanced` has no meaning here, where every
     record has the same chance.
     """
-    known = _check(gan, images)
+    known = _check(gan, images, training)
     size = len(images.x) if images.public_size is None else images.public_size
     rate = dp_rate(size, training.batch_size)
     if size == 0 or steps == 0:
@@ -80,15 +80,17 @@ def train_gan_private(
             total = records.clipped_sum(rows, *records.drawn(len(rows), of_records))
             set_gradients(adam["critic"].trained, noisy_sum(total, noise.std, of_records) / (rate * size))
             adam["critic"].step()
-        generator_step(gan, inputs, training.batch_size, adam["generator"], torch_generator(of_generator))
+        generator_step(gan, inputs, training, adam["generator"], torch_generator(of_generator))
     # What is expected, not what was drawn: the number of records in the batches is not for others to know.
     count_examples(round(steps * training.critic_steps * rate * size))
     gan.zero_grad(set_to_none=True)
     return PrivateGanFit(steps, steps * training.critic_steps, rate, noise.noise, collect_moments(adam))
 
 
-def _check(gan: Gan, images: TrainingImages) -> Tensor:
+def _check(gan: Gan, images: TrainingImages, training: GanTraining) -> Tensor:
     """Refuse what cannot be trained privately; the classes that images are generated for."""
+    if training.augment:
+        raise ConfigError("Private training has no augmentation: remove it.")
     if gan.spec.kind != "wgan_gp":
         raise ConfigError(f'A GAN of kind "{gan.spec.kind}" cannot be trained privately; choose kind = "wgan_gp".')
     known = images.known
@@ -119,7 +121,7 @@ class _Records:
         like = gan.generator.linear.weight
         self.x, self.y = x.to(like), y.to(like.device)
         self.heard = known.bool().to(like.device)
-        self.generator, self.clip = gan.generator, clip
+        self.generator, self.clip = gan.learning, clip
         self.loss = _RecordLoss(gan.critic, penalty)
         self.chunk = max(1, CHUNK_BYTES // (like.element_size() * sum(p.numel() for p in gan.critic.parameters())))
 

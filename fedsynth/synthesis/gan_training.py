@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedsynth.learning.effort import count_examples
 from fedsynth.learning.optimizers import build_fused
 from fedsynth.synthesis.gan import Gan, TrainingImages, torch_generator
+from fedsynth.synthesis.gan_augment import Change, augment
 from fedsynth.synthesis.gan_networks import Critic, Encoder
 
 Moments = dict[str, Tensor]
@@ -37,7 +38,10 @@ class GanTraining(BaseModel, frozen=True, extra="forbid"):
     penalty: NonNegativeFloat = Field(10.0, description="Weight of the gradient penalty of wgan_gp.")
     r1: NonNegativeFloat = Field(1.0, description="Weight of the R1 penalty of r1.")
     r1_every: PositiveInt = Field(8, description="The R1 penalty is taken in one of so many critic steps.")
-    average: float = Field(0.99, ge=0, lt=1, description="How slowly the generator of r1 follows the one that learns.")
+    average: float = Field(0.99, ge=0, lt=1, description="How slowly an averaged generator follows the other.")
+    augment: tuple[Change, ...] = Field(
+        (), description="How the critic sees real and generated images changed: translation, cutout; not for vae."
+    )
     kl: NonNegativeFloat = Field(
         4.0, description="Weight of the latents' KL in the loss of vae: 1 draws more freely, and often wrongly."
     )
@@ -191,11 +195,16 @@ def collect_moments(adam: Mapping[str, Adam]) -> Moments:
     return {name: entry for part, optimizer in adam.items() for name, entry in optimizer.moments(part).items()}
 
 
-def generator_step(gan: Gan, inputs: GeneratorInputs, size: int, adam: Adam, draw: torch.Generator) -> float:
+def generator_step(
+    gan: Gan, inputs: GeneratorInputs, training: GanTraining, adam: Adam, draw: torch.Generator
+) -> float:
     """One step of the learning generator towards better scores; the loss before it."""
-    labels = inputs.labels(size, draw)
-    scores = gan.critic(gan.learning(inputs.latents(size, draw), labels), labels)
-    return adam.minimise(-scores.mean() if gan.spec.kind == "wgan_gp" else F.softplus(-scores).mean())
+    labels = inputs.labels(training.batch_size, draw)
+    generated = gan.learning(inputs.latents(training.batch_size, draw), labels)
+    scores = gan.critic(augment(generated, training.augment, draw), labels)
+    loss = adam.minimise(-scores.mean() if gan.spec.kind == "wgan_gp" else F.softplus(-scores).mean())
+    gan.follow(training.average)
+    return loss
 
 
 class _AdversarialSteps:
@@ -214,23 +223,13 @@ class _AdversarialSteps:
         real, labels = self.images.real(self.examples, draw)
         with torch.no_grad():  # the generator stays as it is meanwhile: one pass draws the images of all steps
             generated = self.gan.learning(self.inputs.latents(self.examples, draw), labels)
+        real, generated = (augment(images, self.training.augment, draw) for images in (real, generated))
         for at in range(0, self.examples, size):
             here = slice(at, at + size)
             loss = self.critic_loss(real[here], generated[here], None if labels is None else labels[here], draw)
             critic_loss += self.adam["critic"].minimise(loss)
-        generator_loss = generator_step(self.gan, self.inputs, size, self.adam["generator"], draw)
-        self._average()
+        generator_loss = generator_step(self.gan, self.inputs, self.training, self.adam["generator"], draw)
         return generator_loss, critic_loss / self.training.critic_steps
-
-    @torch.no_grad()
-    def _average(self) -> None:
-        """Bring the generator that draws nearer to the one that learns; faster in the first steps, when both are far
-        from good."""
-        if self.gan.learner is not None:
-            done = self.adam["generator"].steps
-            kept = min(self.training.average, done / (done + 10))
-            for mean, learned in zip(self.gan.generator.parameters(), self.gan.learner.parameters(), strict=True):
-                mean.lerp_(learned, 1 - kept)
 
     def critic_loss(self, real: Tensor, generated: Tensor, labels: Tensor | None, draw: torch.Generator) -> Tensor:
         """What the critic minimises on one batch. A generated image has the label of the real one beside it."""
@@ -263,7 +262,7 @@ class _VaeSteps:
 
     def __init__(self, gan: Gan, images: ImageBatches, training: GanTraining, adam: Mapping[str, Adam]) -> None:
         assert isinstance(gan.critic, Encoder)
-        self.decoder, self.encoder = gan.generator, gan.critic
+        self.gan, self.decoder, self.encoder = gan, gan.learning, gan.critic
         self.images, self.training, self.adam = images, training, adam
         self.inputs = GeneratorInputs(gan, images.odds)
         self.examples = training.batch_size
@@ -281,4 +280,5 @@ class _VaeSteps:
             optimizer.step()
             for parameter in optimizer.trained:
                 parameter.grad = None
+        self.gan.follow(self.training.average)
         return reconstruction.item(), kl.item()

@@ -130,6 +130,35 @@ def test_a_client_that_breaks_down_is_missed_a_heartbeat_later(federate):
     assert waited(deadline=1000.0) == 1000.0
 
 
+def test_every_task_is_delayed_anew_and_who_is_slow_still_sends_its_heartbeat(federate):
+    """The share that exceeds the deadline is exp(−(D − s) / mean), and each of them costs the deadline."""
+
+    def waits(**config) -> tuple[list[bool], list[float]]:
+        fed = federate(policy=LENIENT, faults=FaultConfig(delay=1.0, random_delay=4.0, **config))
+        failed, seconds = [], []
+        for _ in fed.rounds("delayed", 120, State()):
+            before = fed.engine.clock
+            failed.append(bool(fed.broadcast(fs_visit, to=["0"]).failures))
+            seconds.append(fed.engine.clock - before)
+        return failed, seconds
+
+    _, free = waits()
+    assert min(free) >= 1.0
+    assert len(set(free)) == 120
+    assert 3.8 < sum(free) / 120 < 6.3  # 1 + 4
+    failed, seconds = waits(deadline=5.0, heartbeat=2.0)
+    assert failed == [span > 5.0 for span in free]
+    assert 0.25 < sum(failed) / 120 < 0.5  # exp(−1) = 0.37
+    assert seconds == pytest.approx([min(span, 5.0) for span in free])
+
+
+def test_random_delays_leave_the_rest_of_the_schedule_as_it_was(federate):
+    def run(**config) -> list[dict[str, str]]:
+        return failures_of(federate(policy=LENIENT, faults=FaultConfig(dropout=0.3, failure=0.2, **config)), 10)
+
+    assert run() == run(random_delay=3.0)
+
+
 def test_those_slower_than_the_deadline_time_out_and_are_not_waited_for(federate, digits):
     sizes = sorted(map(digits.train_size, digits.clients))
     limit = (sizes[1] + sizes[2]) / 2

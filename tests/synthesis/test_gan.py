@@ -157,19 +157,27 @@ def test_r1_is_taken_in_one_of_eight_critic_steps(monkeypatch):
     assert len(taken) == 3
 
 
-def test_the_generator_of_r1_is_a_running_average_of_the_one_that_learns():
-    gan = build_gan(spec("r1"), (1, 8, 8), 3, seed=0)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keep_moments", [True, False])
+def test_an_averaged_generator_follows_the_one_that_learns(kind, keep_moments):
+    """Exactly m ← k m + (1 − k) w with k = min(average, n / (n + 10)) after n steps, wherever they were taken."""
+    gan = build_gan(spec(kind).model_copy(update={"averaged": True}), (1, 8, 8), 3, seed=0)
     training = GanTraining(batch_size=4, critic_steps=1, average=0.15)
     assert gan.learner is not None
     weight = gan.learner.linear.weight
     moments, numbers, mean = None, rng(), weight.detach().clone()
     assert torch.equal(gan.generator.linear.weight, mean)
     for step in (1, 2, 3):
-        moments = train_gan(gan, TrainingImages(*images(6)), training, 1, numbers, moments).moments
+        fit = train_gan(gan, TrainingImages(*images(6)), training, 1, numbers, moments)
+        moments = fit.moments if keep_moments else None
         mean = mean.lerp(weight.detach(), 1 - min(0.15, step / (step + 10)))
         assert torch.allclose(gan.generator.linear.weight, mean, atol=1e-6)
     assert not torch.allclose(mean, weight, atol=1e-4)
-    assert {name.split(".")[0] for name in gan.weights()} == {"generator", "learner", "critic"}
+    assert {name.split(".")[0] for name in gan.weights()} == {"generator", "learner", "critic", "followed"}
+
+
+def test_by_default_only_r1_is_averaged():
+    assert [kind for kind in KINDS if build_gan(spec(kind), (1, 8, 8), 3, seed=0).learner is not None] == ["r1"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

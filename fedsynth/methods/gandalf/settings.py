@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from fedsynth.components.sequential import SequentialConfig
 from fedsynth.components.settings import PublishedForm
 from fedsynth.synthesis.gan import GanSpec
+from fedsynth.synthesis.gan_augment import Change
 from fedsynth.synthesis.gan_training import GanTraining
 from fedsynth.synthesis.static import Static
 
@@ -45,6 +46,12 @@ class GandalfConfig(PublishedForm, Static, SequentialConfig):
     generator_lr: float = Field(2e-3, gt=0, description="Adam's rate for the generator")
     critic_lr: float = Field(2e-3, gt=0, description="Adam's rate for the critic")
     balanced: bool = Field(True, description="GANs see all classes of a client equally often")
+    gan_average: bool | None = Field(
+        None, description="images are drawn by a running average of the generator; none given: with r1 alone"
+    )
+    gan_augment: tuple[Change, ...] = Field(
+        (), description="GANs see real and generated images moved (translation) or with a box cut out (cutout)"
+    )
     moments: bool = Field(True, description="Adam's moments travel with the weights")
     flat: float = Field(
         0.0,
@@ -81,6 +88,8 @@ class GandalfConfig(PublishedForm, Static, SequentialConfig):
         if self.privacy.updates == "dp_sgd":
             if self.counts_epsilon is None and (self.synthetic != "none" or self.static):  # a control groups by them
                 raise ValueError('privacy.updates = "dp_sgd" needs counts_epsilon: exact class counts are not private')
+            if self.gan_augment:
+                raise ValueError('privacy.updates = "dp_sgd" cannot be used with gan_augment; remove it')
             if self.gan != "wgan_gp" or self.labeller != "conditional":
                 raise ValueError('privacy.updates = "dp_sgd" needs gan = "wgan_gp" and labeller = "conditional"')
             if self.privacy.target is not None and self.gan_epsilon is None and self.synthetic != "none":
@@ -98,7 +107,8 @@ class GandalfConfig(PublishedForm, Static, SequentialConfig):
     def gan_spec(self) -> GanSpec:
         """The GANs to build."""
         conditional = self.labeller == "conditional"
-        return GanSpec(kind=self.gan, conditional=conditional, channels=self.gan_channels, latent=self.gan_latent)
+        size = {"channels": self.gan_channels, "latent": self.gan_latent}
+        return GanSpec(kind=self.gan, conditional=conditional, averaged=self.gan_average, **size)
 
     def gan_training(self) -> GanTraining:
         """How to train them."""
@@ -108,6 +118,7 @@ class GandalfConfig(PublishedForm, Static, SequentialConfig):
             critic_lr=self.critic_lr,
             critic_steps=self.critic_steps,
             balanced=self.balanced,
+            augment=self.gan_augment,
         )
 
 
