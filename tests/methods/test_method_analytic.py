@@ -263,7 +263,7 @@ def test_a_clients_own_model_counts_its_own_again_and_never_leaves(
     expected = client_tallies(twice.fed, twice.outcome, spec, ["test"])["global/test"]["2"]
     assert tallies["personal/test"]["2"].loss == expected.loss
     assert tallies["personal/test"]["2"].loss != tallies["global/test"]["2"].loss
-    assert set(found.asks[-1].replies["2"]) == {"scores"}
+    assert set(found.asks[-1].replies["2"]) == {"scores", "measures"}
 
 
 # -- features -------------------------------------------------------------------------------------------------------
