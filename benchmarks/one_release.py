@@ -3,8 +3,8 @@
     FEDSYNTH_DATA=/path/to/data python benchmarks/one_release.py --runs /tmp/one-release --jobs 2
     python benchmarks/one_release.py --runs /tmp/one-release --table docs/results/one-release.csv
 
-Both models answer; their probabilities are averaged. How sharp the closed form's are was chosen on validation data
-(`tried`). In `private` all that leaves a client has ε = 8 in total (per record, add or remove one, δ = 1e-5): alone
+Both models answer; their probabilities are averaged. How sharp the closed form's are was set before the first run. In
+`private` all that leaves a client has ε = 8 in total (per record, add or remove one, δ = 1e-5): alone
 each method has all of it, together each has half of μ².
 """
 
@@ -38,21 +38,19 @@ REST: dict[str, Table] = {
 }
 PLAIN: dict[str, Table] = {"fedavg": {"name": "fedavg"}, **BESIDE}
 PARTS = [
-    Part("tried", partial(setting, "fashion-mnist", 0.1, 8000, 15, 0.25), PLAIN, 1),
     Part("evaluated", partial(setting, "fashion-mnist", 0.1, 6000, 20), PLAIN),
     Part("private", protected, ALONE | HALVES, sections=REST),
 ]
 PAIRS = {
-    "tried": (("fedavg", "analytic"), ("moments", "analytic")),
     "evaluated": (("fedavg", "analytic"), ("moments", "analytic")),
     "private": (("moments, half", "analytic, half"),),
 }
-SHARPNESS = {"tried": (1.0, 3.0, 10.0, 30.0), "evaluated": (10.0,), "private": (10.0,)}
+SHARPNESS = 10.0
 """Answers of the closed form are near 0 or 1: so many times that are its logits."""
 
 
-def opinions(table: Table, held: str) -> tuple[Tensor, Tensor] | None:
-    """The logits of a complete run on the global test part or on all validation parts, and the labels."""
+def opinions(table: Table) -> tuple[Tensor, Tensor] | None:
+    """The logits of a complete run on the global test part, and the labels."""
     path = Path(table["runs"]) / table["name"]
     if not (path / "summary.json").is_file():
         return None
@@ -60,7 +58,7 @@ def opinions(table: Table, held: str) -> tuple[Tensor, Tensor] | None:
     data = load_data(experiment)
     model = built(experiment, data.schema, load_file(path / "model.safetensors"))
     assert model is not None
-    x, y = (data.test if held == "test" else data.pooled("validation")).tensors()
+    x, y = data.test.tensors()
     with torch.no_grad():
         return torch.cat([model(batch) for batch in x.split(1000)]).double(), y
 
@@ -74,21 +72,18 @@ def write(parts: Sequence[Part], runs: Path, target: Path) -> None:
     """Each model alone, and the mean of both opinions."""
     lines = []
     for part in parts:
-        held = "validation" if part.name == "tried" else "test"
         seeds = range(part.seeds)
-        told = {(row, seed): opinions(part.experiment(row, seed, runs), held) for row in part.rows for seed in seeds}
+        told = {(row, seed): opinions(part.experiment(row, seed, runs)) for row in part.rows for seed in seeds}
         found: dict[str, list[float]] = {}
         for (row, _), answer in told.items():
             if answer:
                 found.setdefault(row, []).append(accuracy(*answer))
         for first, second in PAIRS[part.name]:
-            for sharp in SHARPNESS[part.name]:
-                name = f"{first} + {second}" + (f", {sharp:g}" if part.name == "tried" else "")
-                for seed in seeds:
-                    one, two = told[first, seed], told[second, seed]
-                    if one and two:
-                        mean = (one[0].softmax(1) + (sharp * two[0]).softmax(1)) / 2
-                        found.setdefault(name, []).append(accuracy(mean, one[1]))
+            for seed in seeds:
+                one, two = told[first, seed], told[second, seed]
+                if one and two:
+                    mean = (one[0].softmax(1) + (SHARPNESS * two[0]).softmax(1)) / 2
+                    found.setdefault(f"{first} + {second}", []).append(accuracy(mean, one[1]))
         for row, values in found.items():
             each = " ".join(f"{value:.2f}" for value in values)
             lines.append({"part": part.name, "row": row, **spread("final", values), "seeds": each, "n": len(values)})

@@ -54,6 +54,23 @@ class Panel:
 
 PANELS = [
     Panel(
+        "Class moments",
+        "Fashion-MNIST, 10 clients, Dirichlet 0.1",
+        "moments",
+        "evaluated",
+        {
+            "fedavg": "FedAvg",
+            "moments": "class moments",
+            "moments, even share": "class moments, even share",
+            "GANDALF": "GANDALF",
+            "FedDPMS": "FedDPMS",
+            "moments, noise": "noise in place of images",
+        },
+        "moments",
+        "moments, noise",
+        ("moments, noise",),
+    ),
+    Panel(
         "FedDPMS",
         "Fashion-MNIST, 10 clients, Dirichlet 0.1",
         "feddpms",
