@@ -87,7 +87,7 @@ def check_data(config: DataConfig, seed: int = 0) -> Check:
     problems += [
         f'Client "{silo.client}" has no examples of {_listed(silo.missing)}.' for silo in silos if silo.missing
     ]
-    notes = [note for source in sources for note in _few_copies(source, few=True)]
+    notes = [note for source in sources for note in _copies(source.name, _row_hashes(source.train.x), few=True)]
     return Check([_summary(source) for source in sources], silos, problems, notes)
 
 
@@ -136,19 +136,16 @@ def _summary(source: Source) -> SourceSummary:
 def find_problems(source: Source) -> list[str]:
     """Sentences about duplicates, constant examples, missing labels, imbalance and odd values."""
     hashes = _row_hashes(source.train.x)
-    images = source.train.x.ndim == 4
     of_test = _row_hashes(source.test.x) if source.test is not None else []
     found = {
-        "training examples are constant (every value is the same).": _constant_examples(source.train.x)
-        if images
-        else 0,
+        "training examples are constant (every value is the same).": _constant_images(source.train.x),
         "training examples occur with different labels.": _count_conflicts(hashes, source.train.y),
         "training examples are held by more than one client.": _count_conflicts(hashes, source.groups),
         "examples are in both train and test; remove them from one.": len(set(hashes) & set(of_test)),
     }
-    problems = _label_problems(source) + find_column_problems(source) + _few_copies(source, few=False)
+    problems = _label_problems(source) + find_column_problems(source) + _copies(source.name, hashes, few=False)
     problems += [f"{source.name}: {count} {words}" for words, count in found.items() if count]
-    if images and source.train.x.dtype.kind == "f" and source.train.x.max() > 1.5:
+    if source.train.x.ndim == 4 and source.train.x.dtype.kind == "f" and source.train.x.max() > 1.5:
         problems.append(
             f"{source.name}: pixels are fractions up to {source.train.x.max():g}; scale them to 0..1 or store bytes."
         )
@@ -180,18 +177,17 @@ def _label_problems(source: Source) -> list[str]:
     return problems
 
 
-def _few_copies(source: Source, few: bool) -> list[str]:
-    """A sentence about copies, if there are any: few of them, or more."""
-    hashes = _row_hashes(source.train.x)
+def _copies(name: str, hashes: list[bytes], few: bool) -> list[str]:
+    """A sentence about copies, where there are a few of them, or where there are more."""
     copies = len(hashes) - len(set(hashes))
     if not copies or (copies <= FEW * len(hashes)) != few:
         return []
-    return [f"{source.name}: {copies} training examples are copies of another one."]
+    return [f"{name}: {copies} training examples are copies of another one."]
 
 
-def _constant_examples(x: np.ndarray) -> int:
+def _constant_images(x: np.ndarray) -> int:
     flat = x.reshape(len(x), -1)
-    return int((flat == flat[:, :1]).all(axis=1).sum()) if flat.shape[1] > 1 else 0
+    return int((flat == flat[:, :1]).all(axis=1).sum()) if x.ndim == 4 else 0
 
 
 def _row_hashes(x: np.ndarray) -> list[bytes]:
